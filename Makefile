@@ -1,0 +1,31 @@
+# The index of habits: make setup | demo | test
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup dev demo test clean
+
+setup: .venv/.setup
+dev: .venv/.dev
+
+.venv/.setup: setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q --no-deps auto_LiRPA==0.3
+	touch $@
+
+.venv/.dev: .venv/.setup
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: .venv/.setup
+	rm -rf runs/demo
+	$(BIN)/glscert train --out runs/demo
+	$(BIN)/glscert certify runs/demo
+
+test: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv build *.egg-info runs
