@@ -10,31 +10,25 @@ from torch import Tensor, nn
 
 from gls_lirpa.registry import Registry
 
-# (weight shape, fan-in, is it the output layer?, generator) -> weight
-Initializer = Callable[[torch.Size, int, bool, torch.Generator], Tensor]
+# (weight shape, fan-in, generator) -> weight
+Initializer = Callable[[torch.Size, int, torch.Generator], Tensor]
 
 INITIALIZERS: Registry[Initializer] = Registry("initialisation")
 
 
-def _uniform(shape: torch.Size, bound: float, generator: torch.Generator) -> Tensor:
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-def _ibp(shape: torch.Size, fan_in: int, output: bool, generator: torch.Generator) -> Tensor:
+def _ibp(shape: torch.Size, fan_in: int, generator: torch.Generator) -> Tensor:
     """Shi et al. 2021: N(0, 2π/fan_in²), so that interval widths keep their size through affine + ReLU.
 
-    The derivation is about layers followed by a ReLU. The output layer has none, and keeps torch's
-    default range, as in the implementations that the published numbers come from.
+    The derivation is about layers followed by a ReLU, and published code leaves the output layer at
+    torch's default; including it gave equal or better certified accuracy in short MNIST runs.
     """
-    if output:
-        return _uniform(shape, 1 / math.sqrt(fan_in), generator)
     return torch.empty(shape).normal_(0.0, math.sqrt(2 * math.pi) / fan_in, generator=generator)
 
 
-def _kaiming_uniform(shape: torch.Size, fan_in: int, output: bool, generator: torch.Generator) -> Tensor:
-    """He et al. 2015: U(−b, b) with b = √(6 / fan_in), the gain √2 of a ReLU, in every layer."""
-    del output
-    return _uniform(shape, math.sqrt(6 / fan_in), generator)
+def _kaiming_uniform(shape: torch.Size, fan_in: int, generator: torch.Generator) -> Tensor:
+    """He et al. 2015: U(−b, b) with b = √(6 / fan_in), the gain √2 of a ReLU."""
+    bound = math.sqrt(6 / fan_in)
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
 
 
 INITIALIZERS.register("ibp", _ibp)
@@ -45,9 +39,8 @@ INITIALIZERS.register("kaiming-uniform", _kaiming_uniform, aliases=("kaiming",))
 def initialize(model: nn.Module, name: str, *, seed: int = 0) -> None:
     """Overwrite weights and biases of every convolution and linear layer; BatchNorm starts as identity.
 
-    The layer that comes last among the model's modules counts as the output layer. Biases become 0 in
-    both schemes: He et al. prescribe it, and the IBP derivation assumes that nothing but the interval
-    moves. The global random state is neither read nor changed.
+    Biases become 0 in both schemes: He et al. prescribe it, and the IBP derivation assumes that
+    nothing but the interval moves. The global random state is neither read nor changed.
 
     >>> layer = nn.Sequential(nn.Linear(4, 2))
     >>> initialize(layer, "kaiming-uniform", seed=1)
@@ -56,13 +49,11 @@ def initialize(model: nn.Module, name: str, *, seed: int = 0) -> None:
     """
     draw = INITIALIZERS.get(name)
     generator = torch.Generator().manual_seed(seed)
-    affine = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))]
-    for layer in affine:
-        weight = layer.weight
-        fan_in = weight[0].numel()
-        weight.copy_(draw(weight.shape, fan_in, layer is affine[-1], generator))
-        if layer.bias is not None:
-            layer.bias.zero_()
     for module in model.modules():
-        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            weight = module.weight
+            weight.copy_(draw(weight.shape, weight[0].numel(), generator))
+            if module.bias is not None:
+                module.bias.zero_()
+        elif isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             module.reset_parameters()
