@@ -1,0 +1,145 @@
+"""The population on Ray actors: starting them, replacing those that die, and one-line errors.
+
+evotorch's own distributed modes either ship the whole population or centre the losses per actor; here
+its ``Problem`` is the actor pool alone, and the blocks, seeds and sums are those of the local pool.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gls_lirpa.errors import ConfigError, GLSError
+from gls_lirpa.estimators import ray_session
+from gls_lirpa.estimators.options import number
+from gls_lirpa.estimators.pool import BLOCKS, Factory
+from gls_lirpa.estimators.transport import Shipment, describe, unpack
+from gls_lirpa.estimators.worker import Task, Worker
+
+if TYPE_CHECKING:
+    from gls_lirpa.estimators.problem import BlockProblem
+
+START_SECONDS = 300.0
+RETRIES = 2
+
+
+class ActorPool:
+    """The interface of LocalPool over actors, which start at the first use.
+
+    An actor that dies takes nothing with it: noise comes from seeds, so all actors are replaced and the
+    missing blocks repeated, with identical results. An error inside the loss is raised as it is.
+    """
+
+    def __init__(
+        self, worker: Worker, factory: Factory, *, actors: int, ray_address: str | None, gpus_per_actor: float
+    ) -> None:
+        self.worker = worker
+        self.actors = actors
+        self.ray_address = ray_address
+        self.gpus_per_actor = number("gpus_per_actor", gpus_per_actor, inclusive=True)
+        self._factory = factory
+        self._ray: Any = None
+        self._problem: BlockProblem | None = None
+        self._stop: weakref.finalize[[BlockProblem], ActorPool] | None = None
+        self._sent: tuple[Task, Any] | None = None
+
+    def map(self, method: str, task: Task, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        problem = self._started()
+        errors = self._ray.exceptions
+        done = 0
+        for attempt in range(RETRIES + 1):
+            try:
+                for result in problem.each(method, self._shipped(task), blocks[done:]):
+                    done += 1
+                    yield unpack(result, self.worker.weights.device)
+                return
+            except errors.RayTaskError as error:
+                raise _original(error) from None
+            except (errors.RayActorError, errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
+                if attempt == RETRIES:
+                    raise GLSError(
+                        f"actors died {RETRIES + 1} times during one estimate (last: {_line(error)}); "
+                        "the latest checkpoint can be resumed"
+                    ) from error
+                self._replace(problem)
+            except errors.RayError as error:
+                raise GLSError(f"Ray failed: {_line(error)}; the latest checkpoint can be resumed") from error
+
+    def close(self) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._problem = self._stop = self._sent = None
+
+    def processes(self) -> list[int]:
+        """The actors' process ids (starting them if necessary)."""
+        return self._started().processes()
+
+    def _started(self) -> BlockProblem:
+        if self._problem is not None:
+            return self._problem
+        numbers = 4 * BLOCKS * self.worker.weights.size
+        self._ray = ray_session.acquire(
+            self.ray_address, actors=self.actors, gpus=self.gpus_per_actor, store_bytes=numbers * 8
+        )
+        try:
+            from gls_lirpa.estimators.problem import BlockProblem
+
+            problem = BlockProblem(
+                self._pickled(), self.worker.weights.names, actors=self.actors, gpus_per_actor=self.gpus_per_actor
+            )
+            self._launch(problem)
+        except BaseException:
+            ray_session.release()
+            raise
+        self._problem = problem
+        self._stop = weakref.finalize(self, _stop, problem)
+        return problem
+
+    def _launch(self, problem: BlockProblem) -> None:
+        errors = self._ray.exceptions
+        try:
+            problem.start()
+            theirs = problem.descriptions(START_SECONDS)
+        except errors.RayTaskError as error:
+            raise _original(error) from None
+        except errors.RayError as error:
+            raise GLSError(f"the actors could not start: {_line(error)}") from error
+        if any(description != describe(self.worker) for description in theirs):
+            raise ConfigError("the factory's model has other parameters, buffers or layers than the wrapped model")
+
+    def _replace(self, problem: BlockProblem) -> None:
+        problem.kill_actors()
+        self._launch(problem)
+
+    def _pickled(self) -> bytes:
+        try:
+            return bytes(self._ray.cloudpickle.dumps(self._factory))
+        except Exception as error:
+            raise ConfigError(f"the factory cannot be sent to actors: {_line(error)}") from error
+
+    def _shipped(self, task: Task) -> Any:
+        """A reference to the task in Ray's store; both phases of an estimate use the same."""
+        if self._sent is None or self._sent[0] is not task:
+            self._sent = (task, self._ray.put(Shipment.of(task, self.worker)))
+        return self._sent[1]
+
+
+def _stop(problem: BlockProblem) -> None:
+    if problem.actors is not None:
+        problem.kill_actors()
+    ray_session.release()
+
+
+def _original(error: Any) -> BaseException:
+    """The exception that the loss raised in the actor, without the remote traceback around it."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        return cause
+    return GLSError(f"the loss failed in an actor: {_line(error)}")
+
+
+def _line(error: BaseException) -> str:
+    """The last line of a message that may be a whole remote traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
