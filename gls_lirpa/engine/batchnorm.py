@@ -1,0 +1,89 @@
+"""BatchNorm as the bounds need it: batch statistics captured once, then applied as constants.
+
+In train mode a BatchNorm layer normalises by statistics of the clean batch. Bounds, chunks of the
+batch and adversarial points must all see the *same* affine map, so the statistics are captured in
+one forward pass over the whole clean batch and handed on explicitly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Statistics = dict[str, tuple[Tensor, Tensor]]
+"""Mean and biased variance by the layer's name in the model."""
+
+
+def batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The BatchNorm layers of ``model`` by name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)}
+
+
+def in_train_mode(model: nn.Module) -> bool:
+    """Whether some BatchNorm layer of ``model`` would use batch statistics now."""
+    return any(layer.training for layer in batchnorms(model).values())
+
+
+@contextlib.contextmanager
+def captured_statistics(model: nn.Module) -> Iterator[Statistics]:
+    """Record the batch statistics that train-mode layers use in the forward pass inside the block.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    >>> with captured_statistics(model) as statistics:
+    ...     _ = model(torch.randn(5, 2))
+    >>> [tuple(mean.shape) for mean, var in statistics.values()]
+    [(3,)]
+    """
+    statistics: Statistics = {}
+
+    def recorder(name: str) -> Any:
+        def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0]
+            dims = [0, *range(2, x.dim())]
+            statistics[name] = (x.mean(dims), x.var(dims, unbiased=False))
+
+        return record
+
+    layers = {name: layer for name, layer in batchnorms(model).items() if layer.training}
+    handles = [layer.register_forward_pre_hook(recorder(name)) for name, layer in layers.items()]
+    try:
+        yield statistics
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def applied_statistics(model: nn.Module, statistics: Statistics) -> Iterator[None]:
+    """Inside the block the named layers normalise by ``statistics``, differentiably and without
+    moving their running statistics."""
+
+    def normaliser(mean: Tensor, var: Tensor) -> Any:
+        def normalise(layer: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            x = inputs[0]
+            shape = (1, -1) + (1,) * (x.dim() - 2)
+            scale = torch.rsqrt(var + layer.eps)
+            if layer.weight is not None:
+                scale = scale * layer.weight
+            result = (x - mean.view(shape)) * scale.view(shape)
+            return result if layer.bias is None else result + layer.bias.view(shape)
+
+        return normalise
+
+    layers = batchnorms(model)
+    handles = []
+    try:
+        for name, (mean, var) in statistics.items():
+            layers[name].eval()
+            handles.append(layers[name].register_forward_hook(normaliser(mean, var)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for name in statistics:
+            layers[name].train()

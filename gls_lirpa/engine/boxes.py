@@ -1,0 +1,84 @@
+"""Input regions, specification matrices and what a bound call returns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Box:
+    """All x with lower ≤ x ≤ upper, elementwise, in pixel space; one box per sample."""
+
+    lower: Tensor
+    upper: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lower)
+
+    def __getitem__(self, index: slice | Tensor) -> Box:
+        return Box(self.lower[index], self.upper[index])
+
+    @property
+    def center(self) -> Tensor:
+        return (self.lower + self.upper) / 2
+
+
+def check_eps(eps: float) -> float:
+    """``eps`` itself, if it is a usable radius in pixel space."""
+    if not math.isfinite(eps) or eps < 0 or eps > 1:
+        raise ConfigError(f"eps must be a number in [0, 1] (pixels are scaled to [0, 1]), got {eps}")
+    return float(eps)
+
+
+def linf_box(x: Tensor, eps: float, *, low: float = 0.0, high: float = 1.0) -> Box:
+    """The ℓ∞ ball of radius ``eps`` around ``x``, intersected with the pixel range.
+
+    >>> box = linf_box(torch.tensor([[0.05, 0.5]]), 0.1)
+    >>> box.lower.tolist()[0][0], round(box.upper.tolist()[0][1], 6)
+    (0.0, 0.6)
+    """
+    eps = check_eps(eps)
+    return Box((x - eps).clamp(min=low, max=high), (x + eps).clamp(min=low, max=high))
+
+
+def other_classes(labels: Tensor, classes: int) -> Tensor:
+    """For every sample the classes other than its own, ascending: shape (batch, classes − 1).
+
+    >>> other_classes(torch.tensor([0, 2]), 3).tolist()
+    [[1, 2], [0, 1]]
+    """
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise DataError(
+            f"labels must lie in 0…{classes - 1} for a network with {classes} outputs, "
+            f"got {int(labels.min())}…{int(labels.max())}"
+        )
+    index = torch.arange(classes - 1, device=labels.device).expand(len(labels), classes - 1)
+    return index + (index >= labels.unsqueeze(1)).long()
+
+
+def margin_spec(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows e_y − e_j for every j ≠ y, so that C·f(x) are the margins: (batch, classes − 1, classes).
+
+    >>> margin_spec(torch.tensor([1]), 3).tolist()
+    [[[-1.0, 1.0, 0.0], [0.0, 1.0, -1.0]]]
+    """
+    eye = torch.eye(classes, device=labels.device, dtype=dtype)
+    return eye[labels].unsqueeze(1) - eye[other_classes(labels, classes)]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Lower bounds of the specification's rows, and of every pre-activation.
+
+    ``intermediate`` maps the name of each ReLU's input node, in network order, to its bounds. They
+    are filled by every relaxation except where a call asks for the rows alone.
+    """
+
+    lower: Tensor
+    intermediate: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)

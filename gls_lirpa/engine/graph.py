@@ -1,0 +1,181 @@
+"""A typed view of auto_LiRPA's graph: affine maps, ReLUs, and how they are connected.
+
+HBox and the exact oracles walk this view. Every affine node is one ``AffineMap`` that can be applied
+with its weights, without its offset, or with the weights' absolute values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gls_lirpa.errors import UnsupportedLayerError
+
+AffineMap = Callable[[Tensor, bool, bool], Tensor]
+"""``apply(x, absolute, offset)``: |W| instead of W if ``absolute``; plus b if ``offset``."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation. ``kind`` is input, affine, sum or relu; ``inputs`` are names of earlier nodes."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    shape: tuple[int, ...]
+    affine: AffineMap | None = None
+    signs: tuple[int, ...] = ()
+    weight: Callable[[], tuple[Tensor, Tensor | None]] | None = None
+
+
+def _constant(node: Any) -> Any:
+    return node.forward(*[_constant(parent) for parent in node.inputs])
+
+
+def _signed(value: Tensor, absolute: bool) -> Tensor:
+    return value.abs() if absolute else value
+
+
+def _linear_parameters(node: Any) -> tuple[Tensor, Tensor | None]:
+    weight = _constant(node.inputs[1])
+    weight = weight if getattr(node, "transB", 1) else weight.t()
+    return weight, _constant(node.inputs[2]) if len(node.inputs) > 2 else None
+
+
+def _linear(node: Any) -> AffineMap:
+    def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
+        weight, bias = _linear_parameters(node)
+        return F.linear(x, _signed(weight, absolute), bias if offset else None)
+
+    return apply
+
+
+def _conv(node: Any) -> AffineMap:
+    def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
+        weight = _signed(_constant(node.inputs[1]), absolute)
+        bias = _constant(node.inputs[2]) if offset and len(node.inputs) > 2 else None
+        return F.conv2d(x, weight, bias, node.stride, node.padding, node.dilation, node.groups)
+
+    return apply
+
+
+def _batchnorm(node: Any) -> AffineMap:
+    def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
+        weight, bias, mean, var = (_constant(parent) for parent in node.inputs[1:5])
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        scale = weight * torch.rsqrt(var + node.eps)
+        result = x * _signed(scale, absolute).view(shape)
+        return result + (bias - mean * scale).view(shape) if offset else result
+
+    return apply
+
+
+def _avgpool(node: Any) -> AffineMap:
+    def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
+        return F.avg_pool2d(x, node.kernel_size, node.stride, node.padding, count_include_pad=True)
+
+    return apply
+
+
+def _reshape(node: Any) -> AffineMap:
+    tail = tuple(node.output_shape[1:])
+    return lambda x, absolute, offset: x.reshape(len(x), *tail)
+
+
+def _elementwise(node: Any, perturbed: int) -> AffineMap:
+    """Add, subtract, multiply or divide by something that does not depend on the input."""
+    name = type(node).__name__
+
+    def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
+        other = _constant(node.inputs[1 - perturbed])
+        if name == "BoundMul":
+            return x * _signed(other, absolute)
+        if name == "BoundDiv":
+            return x / _signed(other, absolute)
+        if name == "BoundAdd":
+            return x + other if offset else x
+        sign = 1.0 if perturbed == 0 or absolute else -1.0
+        return sign * x - sign * other if offset else sign * x
+
+    return apply
+
+
+def _negate(node: Any) -> AffineMap:
+    return lambda x, absolute, offset: x if absolute else -x
+
+
+_AFFINE: dict[str, Callable[[Any], AffineMap]] = {
+    "BoundLinear": _linear,
+    "BoundConv": _conv,
+    "BoundBatchNormalization": _batchnorm,
+    "BoundAveragePool": _avgpool,
+    "BoundFlatten": _reshape,
+    "BoundReshape": _reshape,
+    "BoundNeg": _negate,
+}
+_BINARY = ("BoundAdd", "BoundSub", "BoundMul", "BoundDiv")
+SUPPORTED = "Linear, Conv2d, BatchNorm, AvgPool, Flatten, ReLU, normalisation and residual additions"
+
+
+def _depends_on_input(node: Any, input_name: str, memo: dict[str, bool]) -> bool:
+    if node.name not in memo:
+        memo[node.name] = node.name == input_name or (
+            type(node).__name__ != "BoundShape" and any(_depends_on_input(p, input_name, memo) for p in node.inputs)
+        )
+    return memo[node.name]
+
+
+def read_graph(bounded: Any) -> list[Node]:
+    """The nodes between the input and the output of a BoundedModule, in topological order.
+
+    Raises UnsupportedLayerError for what is neither affine nor a ReLU.
+    """
+    input_name = bounded.input_name[0]
+    memo: dict[str, bool] = {}
+    order: dict[str, Node] = {}
+
+    def visit(node: Any) -> None:
+        if node.name in order or not _depends_on_input(node, input_name, memo):
+            return
+        for parent in node.inputs:
+            visit(parent)
+        order[node.name] = _typed(node, [p for p in node.inputs if memo.get(p.name)], input_name)
+
+    visit(bounded[bounded.final_name])
+    return list(order.values())
+
+
+def _typed(node: Any, parents: list[Any], input_name: str) -> Node:
+    kind = type(node).__name__
+    names = tuple(parent.name for parent in parents)
+    shape = tuple(node.output_shape[1:])
+    if node.name == input_name:
+        return Node(node.name, "input", (), tuple(node.value.shape[1:]))
+    if kind == "BoundRelu":
+        return Node(node.name, "relu", names, shape)
+    if kind in ("BoundAdd", "BoundSub") and len(parents) == 2:
+        return Node(node.name, "sum", names, shape, signs=(1, 1 if kind == "BoundAdd" else -1))
+    if kind in _BINARY and len(parents) == 1 and not (kind == "BoundDiv" and node.inputs[1] is parents[0]):
+        return Node(node.name, "affine", names, shape, _elementwise(node, node.inputs.index(parents[0])))
+    if kind == "BoundLinear" and parents == [node.inputs[0]]:
+        return Node(node.name, "affine", names, shape, _linear(node), weight=lambda: _linear_parameters(node))
+    if kind in _AFFINE and parents == [node.inputs[0]]:
+        if kind == "BoundConv" and len(shape) != 3:
+            raise UnsupportedLayerError(f"Conv with {len(shape) - 1} spatial dimensions is not supported: {SUPPORTED}")
+        return Node(node.name, "affine", names, shape, _AFFINE[kind](node))
+    raise UnsupportedLayerError(
+        f"operation {kind.removeprefix('Bound')} (graph node {node.name!r}) cannot be bounded this way; "
+        f"supported are {SUPPORTED}"
+    )
+
+
+def relu_inputs(bounded: Any) -> Iterator[tuple[Any, Any]]:
+    """Every ReLU node with the node that feeds it, in network order."""
+    for node in bounded._modules.values():
+        if type(node).__name__ == "BoundRelu":
+            yield node, node.inputs[0]
