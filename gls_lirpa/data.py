@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ __all__ = ["DATASETS", "Augmentation", "Dataset", "Parts", "Source", "Split", "b
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images N×C×H×W (uint8, or float in [0, 1]) and their int64 labels.
+    """Images N×C×H×W (uint8, or float in [0, 1]) and their int64 labels, in main memory.
 
     >>> split = Split(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), torch.tensor([0, 1, 1]))
     >>> x, y = split.batch([2, 0])
@@ -51,18 +52,25 @@ class Split:
     def batch(self, indices: Tensor | Sequence[int], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """(x float32 in [0, 1], y) of some samples."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return _to_float(self.images[chosen].to(device)), self.labels[chosen].to(device)
+        return _to_float(_take(self.images, chosen), device), _take(self.labels, chosen).to(device)
 
     def subset(self, indices: Tensor | Sequence[int]) -> Split:
         """A split of its own with some of the samples, in the given order."""
         chosen = torch.as_tensor(indices, dtype=torch.int64)
-        return Split(self.images[chosen], self.labels[chosen])
+        return Split(_take(self.images, chosen), _take(self.labels, chosen))
 
 
-def _to_float(images: Tensor) -> Tensor:
-    if images.dtype == torch.uint8:
-        return images.to(torch.float32).div_(255)
-    return images.to(torch.float32)
+def _take(source: Tensor, indices: Tensor) -> Tensor:
+    return torch.from_numpy(source.numpy()[indices.numpy()])
+
+
+def _to_float(images: Tensor, device: torch.device | str) -> Tensor:
+    """Pixels in [0, 1] on a device; bytes travel as bytes."""
+    if images.dtype != torch.uint8:
+        return images.to(device, torch.float32)
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.divide(images.numpy(), np.float32(255), dtype=np.float32))
+    return images.to(device).to(torch.float32).div_(255)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,9 +230,9 @@ def batches(
     def generate() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for position in range(start, number):
             indices = order[position * batch_size : (position + 1) * batch_size]
-            images = split.images[indices].to(device)
+            images = _take(split.images, indices)
             if augmentation is not None:
                 images = augmentation(images, seed=seed, epoch=epoch, indices=indices)
-            yield _to_float(images), split.labels[indices].to(device), indices
+            yield _to_float(images, device), _take(split.labels, indices).to(device), indices
 
     return generate()

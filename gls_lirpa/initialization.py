@@ -20,7 +20,7 @@ def _ibp(shape: torch.Size, fan_in: int, generator: torch.Generator) -> Tensor:
     """Shi et al. 2021: N(0, 2π/fan_in²), so that interval widths keep their size through affine + ReLU.
 
     The derivation is about layers followed by a ReLU, and published code leaves the output layer at
-    torch's default; including it gave equal or better certified accuracy in short MNIST runs.
+    torch's default; including it certified 2.0 and 0.6 points more in two short MNIST runs (cnn3, cnn5; one seed).
     """
     return torch.empty(shape).normal_(0.0, math.sqrt(2 * math.pi) / fan_in, generator=generator)
 

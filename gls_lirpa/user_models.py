@@ -124,9 +124,7 @@ def _accepted(factory: Callable[..., Any], offered: dict[str, Any], spec: str) -
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return offered
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    required = [
-        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     unknown = [name for name in required if name not in named or name not in offered]
     if unknown:
         raise ConfigError(

@@ -134,19 +134,22 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        raise DataError(f"{file} cannot be read: {error}; delete it and fetch it again") from error
 
 
 def _locate(name: str, layouts: Mapping[Path, Sequence[str]], root: Path, downloadable: str | None) -> Path:
     """The first folder that holds all its files, after a download by that torchvision class if none does."""
 
-    def missing(place: Path) -> list[str]:
-        return [file for file in layouts[place] if _plain_or_gz(place / file) is None]
+    def look() -> dict[Path, list[str]]:
+        return {p: [file for file in files if _plain_or_gz(p / file) is None] for p, files in layouts.items()}
 
+    found = look()
     reason = "download is off"
-    if downloadable is not None and all(missing(place) for place in layouts):
-        reason = f"download failed: {fetch(downloadable, root) or 'files still missing'}"
-    found = {place: missing(place) for place in layouts}
+    if downloadable is not None and all(found.values()):
+        failure = fetch(downloadable, root)
+        # What a failed download left behind is not looked at.
+        found = found if failure else look()
+        reason = f"download failed: {failure or 'files still missing'}"
     for place, lacking in found.items():
         if not lacking:
             return place

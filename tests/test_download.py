@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.server
+import socket
+import struct
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gls_lirpa.data import load_dataset
+from gls_lirpa.engine.compat import repair_torchvision
+from gls_lirpa.errors import DataError
+from gls_lirpa.readers import download
+
+
+def test_a_server_that_never_answers_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        started = time.monotonic()
+        assert not download.reachable([url, url], seconds=0.5)
+        assert 0.3 < time.monotonic() - started < 3
+    assert not download.reachable([url], seconds=5)
+
+
+class _QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+def test_download_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision's own download code, pointed at a server of this test."""
+    repair_torchvision()
+    datasets = pytest.importorskip("torchvision").datasets
+    served = tmp_path / "served"
+    served.mkdir()
+    resources = []
+    for part in ("train", "t10k"):
+        contents = {"images-idx3": struct.pack(">4B3i784B", 0, 0, 8, 3, 1, 28, 28, *[7] * 784)}
+        contents["labels-idx1"] = struct.pack(">4BiB", 0, 0, 8, 1, 1, 3)
+        for kind, raw in contents.items():
+            name = f"{part}-{kind}-ubyte.gz"
+            (served / name).write_bytes(packed := gzip.compress(raw))
+            resources.append((name, hashlib.md5(packed).hexdigest()))
+    handler = partial(_QuietHandler, directory=str(served))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        monkeypatch.setattr(datasets.MNIST, "resources", resources)
+        mnist = load_dataset("mnist", root=tmp_path / "data", val_fraction=0)
+        assert mnist.train.images.unique().tolist() == [7] and mnist.test.labels.tolist() == [3]
+        (served / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+        with pytest.raises(DataError, match=r"mnist not found: .*; download failed: .*; put the files there"):
+            load_dataset("mnist", root=tmp_path / "other")
+        with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte\.gz cannot be read: .*; delete it"):
+            load_dataset("mnist", root=tmp_path / "other")
+        server.shutdown()
+    assert socket.getdefaulttimeout() is None
