@@ -1,0 +1,65 @@
+"""What a stage of the certification cascade is asked and what it answers.
+
+A stage sees a batch of samples that earlier stages left open, with the best margins proven so far,
+and returns what it found. The cascade, never a stage, turns findings into verdicts: it checks bounds
+against the numerical margin and counterexamples against the plain network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import Box
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The network under certification: BatchNorm folded, eval mode, no gradients wanted."""
+
+    model: nn.Module
+    engine: BoundEngine
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class OpenSamples:
+    """Samples left undecided. ``lower``: best proven margin per other class, ascending (b, K−1);
+    ``proven``: where that margin already suffices, so that no stage need bound it again."""
+
+    indices: Tensor
+    x: Tensor
+    labels: Tensor
+    box: Box
+    lower: Tensor
+    proven: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Lower bounds per other class (−inf where none was computed) and counterexample candidates.
+
+    ``counterexamples[i]`` is None or an input in the box of sample i; ``exhausted[i]`` tells that a
+    limit of time or nodes stopped the stage before it was done with sample i.
+    """
+
+    lower: Tensor
+    counterexamples: list[Tensor | None]
+    exhausted: list[bool]
+
+
+class Stage(Protocol):
+    """One way to decide samples. ``batch``: how many it likes to see at once."""
+
+    name: str
+    batch: int
+
+    def __call__(self, subject: Subject, samples: OpenSamples, *, timeout: float) -> Findings:
+        """Work on ``samples``; ``timeout`` is the limit in seconds per sample."""
+        ...
