@@ -18,14 +18,33 @@ from gls_lirpa.errors import DataError
 from gls_lirpa.readers import download
 
 
-def test_a_server_that_never_answers_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def _drip(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        for _ in range(30):
+            connection.sendall(b"H")
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("dripping", [False, True])
+def test_a_server_that_never_finishes_its_answer_does_not_hang(monkeypatch: pytest.MonkeyPatch, dripping: bool) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        if dripping:
+            threading.Thread(target=_drip, args=(server,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
         started = time.monotonic()
-        assert not download.reachable([url, url], seconds=0.5)
-        assert 0.3 < time.monotonic() - started < 3
-    assert not download.reachable([url], seconds=5)
+        assert not download.reachable([url], seconds=0.5)
+        assert 0.3 < time.monotonic() - started < 2.5
+
+
+def test_a_closed_port_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = time.monotonic()
+    assert not download.reachable([f"http://127.0.0.1:{port}/"], seconds=60)
+    assert time.monotonic() - started < 30
 
 
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):

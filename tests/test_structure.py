@@ -38,7 +38,7 @@ def test_blocks_compose_to_the_network_and_share_its_weights(name: str) -> None:
 
 def test_blocks_of_a_users_network() -> None:
     relu = nn.ReLU()
-    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), relu), nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 2)))
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 4), relu), nn.Linear(4, 2))
     assert [len(block) for block in split_blocks(net)] == [2, 2, 1]
     with pytest.raises(ConfigError, match="Linear cannot be split into blocks"):
         split_blocks(nn.Linear(4, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import socket
 import threading
 import time
@@ -59,7 +60,7 @@ def _probe(url: str, seconds: float, answered: threading.Event) -> None:
             answered.set()
     except urllib.error.HTTPError:
         answered.set()
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return
 
 
