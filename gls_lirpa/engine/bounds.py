@@ -45,7 +45,7 @@ class BoundEngine:
 
     def __init__(self, model: nn.Module, example: Tensor, *, chunk_mib: int | None = None) -> None:
         self.model = model
-        self.normalize, self._core = _split_normalization(model)
+        self.normalize, self.core = _split_normalization(model)
         self._example = self._normalized(example[:1].detach())
         self._chunk_mib = chunk_mib
         self._modules: dict[tuple[str, int], Any] = {}
@@ -60,10 +60,14 @@ class BoundEngine:
 
     # -- public ---------------------------------------------------------------------------------
 
+    def fits(self, x: Tensor) -> bool:
+        """Whether this engine was made for inputs of this shape, type and device."""
+        return x.shape[1:] == self._example.shape[1:] and x.dtype == self._example.dtype and x.device == self._example.device
+
     def forward(self, x: Tensor) -> tuple[Tensor, Statistics]:
         """Logits of the clean batch and the batch statistics its train-mode BatchNorm layers used."""
-        with captured_statistics(self._core) as statistics:
-            logits: Tensor = self._core(self._normalized(x))
+        with captured_statistics(self.core) as statistics:
+            logits: Tensor = self.core(self._normalized(x))
         return logits, statistics
 
     def margins(
@@ -127,13 +131,13 @@ class BoundEngine:
 
     def lirpa(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
         """One ``compute_bounds`` call of auto_LiRPA: IBP, CROWN-IBP or CROWN."""
-        box = self._normalized_box(box)
+        box = self.normalized_box(box)
         with self._module("plain", len(box), statistics) as bounded:
             lower = bounded.compute_bounds(x=(bounded_input(box),), C=spec, method=method, bound_upper=False)[0]
             return Bounds(lower, _intermediate(bounded))
 
     def hbox(self, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
-        box = self._normalized_box(box)
+        box = self.normalized_box(box)
         with self._module("plain", len(box), statistics) as bounded:
             key = len(box) if not self._any_batch else 0
             if key not in self._graphs:
@@ -145,7 +149,7 @@ class BoundEngine:
         statistics = {name: (mean.detach(), var.detach()) for name, (mean, var) in statistics.items()}
         with torch.no_grad():
             crown = self.lirpa(box, spec, "CROWN", statistics)
-        box = self._normalized_box(box)
+        box = self.normalized_box(box)
         with self._module("alpha", len(box), statistics) as bounded:
             if iterations is None:
                 return alpha.one_step(bounded, bounded_input(box), spec, crown)
@@ -172,13 +176,13 @@ class BoundEngine:
 
     def _statistics(self, box: Box, statistics: Statistics | None) -> Statistics:
         if statistics is None:
-            return self.forward(box.center)[1] if in_train_mode(self._core) else {}
+            return self.forward(box.center)[1] if in_train_mode(self.core) else {}
         return statistics
 
     def _normalized(self, x: Tensor) -> Tensor:
         return x if self.normalize is None else self.normalize(x)
 
-    def _normalized_box(self, box: Box) -> Box:
+    def normalized_box(self, box: Box) -> Box:
         return Box(self._normalized(box.lower), self._normalized(box.upper))
 
     def _chunks(
@@ -230,11 +234,11 @@ class BoundEngine:
         key = (kind, 0 if self._any_batch else batch)
         if key not in self._modules:
             example = self._example.expand(batch, *self._example.shape[1:]).contiguous()
-            self._modules[key] = wrap(self._core, example, conv_mode=self._conv_mode)
+            self._modules[key] = wrap(self.core, example, conv_mode=self._conv_mode)
         return self._modules[key]
 
     def _synchronise(self, bounded: Any, statistics: Statistics) -> None:
-        layers = batchnorms(self._core)
+        layers = batchnorms(self.core)
         for node in bounded._modules.values():
             if type(node).__name__ == "BoundBatchNormalization":
                 name = node.inputs[3].ori_name.rpartition(".")[0]
@@ -271,9 +275,9 @@ class BoundEngine:
     def _probe(self, batch: int) -> None:
         """At radius 0 CROWN's bound must be the forward pass."""
         x = torch.rand(batch, *self._example.shape[1:], device=self._example.device, dtype=self._example.dtype)
-        with torch.no_grad(), preserved(self._core):
-            self._core.eval()
-            expected = self._core(x)
+        with torch.no_grad(), preserved(self.core):
+            self.core.eval()
+            expected = self.core(x)
             spec = torch.eye(expected.shape[1], dtype=x.dtype, device=x.device).expand(batch, -1, -1)
             bounded = self._wrapped("plain", batch)
             self._synchronise(bounded, {})

@@ -65,8 +65,6 @@ def load_lirpa() -> Lirpa:
         module = _import_lirpa()
         bounded_module = module.BoundedModule
         parameters = inspect.signature(bounded_module.compute_bounds).parameters
-        if not hasattr(inspect.unwrap(bounded_module.__init__), "__code__"):
-            raise AttributeError("BoundedModule")
         interm_key = next(k for k in ("interm_bounds", "intermediate_layer_bounds") if k in parameters)
         init_alpha = next(k for k in ("init_alpha", "init_slope") if hasattr(bounded_module, k))
     except ModuleNotFoundError as error:
@@ -90,15 +88,14 @@ def _import_lirpa() -> types.ModuleType:
         _repair_numpy()
         _repair_onnx_exporter()
         repair_torchvision()
-    filters = warnings.filters[:]
-    root_handlers = logging.getLogger().handlers[:]
-    try:
-        module = importlib.import_module("auto_LiRPA")
-    finally:
-        # auto_LiRPA changes the process's warning filters and root logger when imported.
-        warnings.filters[:] = filters
-        for handler in set(logging.getLogger().handlers) - set(root_handlers):
-            logging.getLogger().removeHandler(handler)
+    handlers = logging.getLogger().handlers[:]
+    # auto_LiRPA changes the process's warning filters and root logger when imported.
+    with warnings.catch_warnings(record=True):
+        try:
+            module = importlib.import_module("auto_LiRPA")
+        finally:
+            for handler in set(logging.getLogger().handlers) - set(handlers):
+                logging.getLogger().removeHandler(handler)
     logging.getLogger("auto_LiRPA").setLevel(logging.CRITICAL)
     logging.getLogger("auto_LiRPA.utils").setLevel(logging.CRITICAL)
     _repair_node_attributes()
@@ -206,9 +203,7 @@ def repair_torchvision() -> None:
             del sys.modules[name]
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define(
-        "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    )
+    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _KEPT_LIBRARIES.append(library)
     importlib.import_module("torchvision")
 

@@ -1,0 +1,6 @@
+"""Losses of certified training, all called ``loss(x, y, *, eps=None, generator=None)``."""
+
+from gls_lirpa.losses.certified import CertifiedLoss
+from gls_lirpa.losses.terms import LOSSES, Loss, LossInput
+
+__all__ = ["LOSSES", "CertifiedLoss", "Loss", "LossInput"]

@@ -1,0 +1,21 @@
+"""Training runs: configuration, presets, the loop, and the run folder."""
+
+from gls_lirpa.training.config import TrainConfig
+from gls_lirpa.training.loop import Interrupted, Reporter, train
+from gls_lirpa.training.presets import PRESETS, get_preset, tuned_preset
+from gls_lirpa.training.runs import Run, RunFolder, load_run
+from gls_lirpa.training.summary import write_summary
+
+__all__ = [
+    "PRESETS",
+    "Interrupted",
+    "Reporter",
+    "Run",
+    "RunFolder",
+    "TrainConfig",
+    "get_preset",
+    "load_run",
+    "train",
+    "tuned_preset",
+    "write_summary",
+]

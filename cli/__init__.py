@@ -1,0 +1,1 @@
+"""The ``glscert`` command line: options only; the work is done by gls_lirpa."""

@@ -1,0 +1,126 @@
+"""CertifiedLoss: natural and worst-case cross-entropy with regularisers, for any training loop."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gls_lirpa.engine.batchnorm import in_train_mode
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import check_eps, linf_box, margin_spec
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
+from gls_lirpa.losses.terms import LOSSES, LossInput
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
+
+
+@dataclass(frozen=True)
+class CertifiedLossFactory:
+    """Rebuilds a network and its loss in another process."""
+
+    model: nn.Module
+    options: dict[str, Any]
+
+    def __call__(self) -> tuple[nn.Module, CertifiedLoss]:
+        return self.model, CertifiedLoss(self.model, **self.options)
+
+
+class CertifiedLoss:
+    """κ · natural CE + (1 − κ) · worst-case CE + L1 + warm-up penalty, as ``loss(x, y) -> scalar``.
+
+    ``loss`` names the worst-case term (``robust`` over ``relaxation``, ``pgd``, …; see ``LOSSES``)
+    and ``natural_weight`` is κ. ``l1`` weighs Σ|w|. ``warmup`` weighs the tightness and balance
+    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. The network's
+    train/eval flag is obeyed; in train mode BatchNorm uses the clean batch's statistics.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> criterion = CertifiedLoss(model, "crown", eps=0.1)
+    >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
+    >>> model[1].weight.grad.shape
+    torch.Size([8, 4])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        relaxation: str | Relaxation = "crown",
+        *,
+        eps: float,
+        loss: str = "robust",
+        natural_weight: float = 0.0,
+        l1: float = 0.0,
+        warmup: float = 0.0,
+        chunk_mib: int | None = None,
+        **options: float,
+    ) -> None:
+        if not 0.0 <= natural_weight <= 1.0:
+            raise ConfigError(f"natural_weight must lie in [0, 1], got {natural_weight}")
+        if l1 < 0 or warmup < 0:
+            raise ConfigError(f"l1 and warmup must be >= 0, got {l1} and {warmup}")
+        self.model = model
+        self.relaxation = get_relaxation(relaxation)
+        self.eps = check_eps(eps)
+        self.loss = LOSSES.get(loss)
+        self._term = self.loss.configured(options)
+        self._weights = {"natural_weight": natural_weight, "l1": l1, "warmup": warmup}
+        self._chunk_mib = chunk_mib
+        self._options = options
+        self._engine: BoundEngine | None = None
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether ``backward()`` of a call reaches the weights."""
+        return self.relaxation.differentiable or not self.loss.bounds
+
+    def engine(self, x: Tensor) -> BoundEngine:
+        """The bound engine, made at the first call for the shape and device of ``x``."""
+        if self._engine is None or not self._engine.fits(x):
+            self._engine = BoundEngine(self.model, x, chunk_mib=self._chunk_mib)
+        return self._engine
+
+    def factory(self) -> CertifiedLossFactory:
+        """A picklable recipe with a copy of the network, for actors in other processes."""
+        options = {
+            **self._weights,
+            **self._options,
+            "relaxation": self.relaxation,
+            "eps": self.eps,
+            "loss": self.loss.name,
+            "chunk_mib": self._chunk_mib,
+        }
+        return CertifiedLossFactory(copy.deepcopy(self.model).cpu(), options)
+
+    def __call__(
+        self, x: Tensor, y: Tensor, *, eps: float | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        radius = self.eps if eps is None else check_eps(eps)
+        engine = self.engine(x)
+        mix = self._weights["natural_weight"]
+        worst_weight = 0.0 if radius == 0.0 or self.loss.name == "natural" else 1.0 - mix
+        logits, statistics = None, {}
+        if worst_weight < 1.0 or in_train_mode(self.model):
+            logits, statistics = engine.forward(x)
+        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator)
+        total = torch.zeros((), dtype=x.dtype, device=x.device)
+        if worst_weight < 1.0 and logits is not None:
+            # At radius 0 the worst case is the clean batch itself.
+            total = total + (1.0 - worst_weight) * F.cross_entropy(logits, y)
+        if worst_weight > 0.0:
+            total = total + worst_weight * self._term(batch)
+        if self._weights["l1"] > 0:
+            total = total + self._weights["l1"] * l1_norm(self.model)
+        return total + self._warmup(batch) if self._fade(radius) > 0 else total
+
+    def _fade(self, radius: float) -> float:
+        return self._weights["warmup"] * (1.0 - min(radius / self.eps, 1.0)) if self.eps > 0 else 0.0
+
+    def _warmup(self, batch: LossInput) -> Tensor:
+        box = linf_box(batch.x, batch.eps)
+        spec = margin_spec(batch.y, batch.engine.classes, batch.x.dtype)
+        bounds = batch.engine.bounds(box, spec, RELAXATIONS.get("ibp"), statistics=batch.statistics)
+        return self._fade(batch.eps) * warmup_penalty(bounds, batch.engine.normalized_box(box))

@@ -1,0 +1,108 @@
+"""The worst-case part of a loss, by name: functions of one prepared batch.
+
+A term sees the network through ``LossInput`` alone: the bound engine, the relaxation, and, where
+BatchNorm is in train mode, the statistics of the clean batch, under which bounds and attacks alike
+must see the network. A new loss is one such function and one ``LOSSES.register`` line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gls_lirpa.attacks import pgd_points
+from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import Box, linf_box
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.registry import Registry
+from gls_lirpa.relaxations import Relaxation
+
+
+@dataclass(frozen=True)
+class LossInput:
+    """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode."""
+
+    engine: BoundEngine
+    relaxation: Relaxation
+    x: Tensor
+    y: Tensor
+    eps: float
+    statistics: Statistics
+    generator: torch.Generator | None = None
+
+    @property
+    def box(self) -> Box:
+        return linf_box(self.x, self.eps)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The network at ``x`` under the clean batch's statistics, running statistics untouched."""
+        with applied_statistics(self.engine.core, self.statistics) if self.statistics else contextlib.nullcontext():
+            return self.engine.forward(x)[0]
+
+    def adversarial(self, box: Box, *, steps: int, restarts: int = 1) -> Tensor:
+        """Points of ``box`` that make the cross-entropy large, found by projected gradient ascent."""
+        return pgd_points(
+            self.logits, self.x, self.y, box, steps=steps, restarts=restarts, generator=self.generator
+        )
+
+
+Term = Callable[[LossInput], Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss by name. ``options`` are the keyword arguments of ``term`` with their defaults.
+
+    ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
+    """
+
+    name: str
+    term: Callable[..., Tensor]
+    bounds: bool
+    options: dict[str, float]
+
+    def configured(self, options: dict[str, float]) -> Term:
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            expected = ", ".join(self.options) or "none"
+            raise ConfigError(f"loss {self.name!r} has no option {unknown[0]!r}: expected {expected}")
+        chosen = {**self.options, **options}
+        return lambda batch: self.term(batch, **chosen)
+
+
+def margin_cross_entropy(margins: Tensor) -> Tensor:
+    """CE per sample from margins f_y − f_j: ln(1 + Σ_j exp(−m_j)).
+
+    >>> round(margin_cross_entropy(torch.zeros(1, 1)).item(), 4)
+    0.6931
+    """
+    return torch.logsumexp(F.pad(-margins, (1, 0)), dim=1)
+
+
+def natural(batch: LossInput) -> Tensor:
+    """Cross-entropy of the clean batch."""
+    return F.cross_entropy(batch.logits(batch.x), batch.y)
+
+
+def pgd(batch: LossInput, *, steps: int) -> Tensor:
+    """Cross-entropy at adversarial points: a lower bound of the worst case."""
+    return F.cross_entropy(batch.logits(batch.adversarial(batch.box, steps=steps)), batch.y)
+
+
+def robust(batch: LossInput) -> Tensor:
+    """Cross-entropy over the relaxation's margins: an upper bound of the worst case."""
+    return batch.engine.mean_loss(
+        batch.box, batch.y, batch.relaxation, margin_cross_entropy, statistics=batch.statistics
+    )
+
+
+LOSSES: Registry[Loss] = Registry("loss")
+LOSSES.register("natural", Loss("natural", natural, bounds=False, options={}), aliases=("standard", "ce"))
+LOSSES.register("pgd", Loss("pgd", pgd, bounds=False, options={"steps": 8}), aliases=("adversarial",))
+LOSSES.register("robust", Loss("robust", robust, bounds=True, options={}), aliases=("certified",))

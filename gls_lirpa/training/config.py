@@ -1,0 +1,172 @@
+"""All of a training run's configuration as one typed, serialisable object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gls_lirpa.engine.boxes import check_eps
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.estimators import ESTIMATORS
+from gls_lirpa.initialization import INITIALIZERS
+from gls_lirpa.losses import LOSSES
+from gls_lirpa.models import MODELS
+from gls_lirpa.registry import nearest
+from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.schedules import EpsSchedule, StepDecay
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """loss × relaxation × estimator, on a network and a dataset, under schedules.
+
+    >>> TrainConfig(relaxation="deeppoly").relaxation
+    'crown'
+    """
+
+    dataset: str = "digits"
+    data_root: str = "data"
+    val_fraction: float = 0.1
+    limit: int | None = None
+    net: str = "cnn3"
+    init: str = "ibp"
+    init_from: str | None = None
+
+    loss: str = "robust"
+    relaxation: str = "crown"
+    estimator: str = "grad"
+    eps: float = 0.1
+    natural_weight: float = 0.0
+    l1: float = 0.0
+    warmup: float = 0.0
+    loss_options: dict[str, float] = field(default_factory=dict)
+    estimator_options: dict[str, float] = field(default_factory=dict)
+    sigma_factor: float = 0.4
+    actors: int = 0
+    ray_address: str | None = None
+    gpus_per_actor: float = 0.0
+
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 1e-2
+    lr_factor: float = 0.2
+    milestones: tuple[float, ...] = ()
+    eps_warmup_epochs: float = 0.0
+    eps_anneal_epochs: float = 0.0
+    eps_shape: str = "smooth"
+    grad_clip: float = 10.0
+
+    seed: int = 0
+    device: str = "cpu"
+    eval_samples: int = 512
+    preset: str | None = None
+
+    def __post_init__(self) -> None:
+        canonical = {"loss": LOSSES, "relaxation": RELAXATIONS, "estimator": ESTIMATORS, "init": INITIALIZERS}
+        for name, registry in canonical.items():
+            object.__setattr__(self, name, registry.canonical(getattr(self, name)))
+        if ".py:" not in self.net:
+            object.__setattr__(self, "net", MODELS.canonical(self.net))
+        object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
+        object.__setattr__(self, "eps", check_eps(self.eps))
+        for name, least in (("epochs", 0), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < least:
+                raise ConfigError(f"expected {name} >= {least}, got {value}")
+        if self.grad_clip <= 0:
+            raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
+        self.eps_schedule()
+        self.lr_schedule()
+        LOSSES.get(self.loss).configured(self.loss_options)
+        if LOSSES.get(self.loss).bounds and not RELAXATIONS.get(self.relaxation).differentiable and self.estimator != "pgpe":
+            raise ConfigError(
+                f"relaxation {self.relaxation!r} has no gradient in the weights, which estimator {self.estimator!r} "
+                "needs: use --estimator pgpe, or a differentiable relaxation such as crown"
+            )
+
+    def eps_schedule(self) -> EpsSchedule:
+        return EpsSchedule(self.eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
+
+    def lr_schedule(self) -> StepDecay:
+        return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
+
+    @property
+    def method(self) -> str:
+        """A short name of the method, e.g. ``robust·crown·rgs``."""
+        relaxation = [self.relaxation] if LOSSES.get(self.loss).bounds else []
+        return "·".join([self.loss, *relaxation, self.estimator])
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def replaced(self, values: dict[str, Any]) -> TrainConfig:
+        """A copy with some fields changed; the two option tables are merged, not replaced."""
+        tables = {
+            name: {**getattr(self, name), **values[name]}
+            for name in ("loss_options", "estimator_options")
+            if values.get(name)
+        }
+        return dataclasses.replace(self, **{**checked_fields(values), **tables})
+
+
+def checked_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with every key a field of TrainConfig and every value of that field's type."""
+    hints = typing.get_type_hints(TrainConfig)
+    result = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise ConfigError(f"unknown configuration key {key!r}{nearest(key, list(hints))}")
+        result[key] = _coerced(key, value, hints[key])
+    return result
+
+
+def _coerced(key: str, value: Any, hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = next(part for part in typing.get_args(hint) if part is not type(None))
+    origin = typing.get_origin(hint)
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is float and numeric:
+        return float(value)
+    if hint is int and numeric and float(value).is_integer():
+        return int(value)
+    if hint is str and isinstance(value, str):
+        return value
+    if origin is tuple and isinstance(value, (list, tuple)):
+        return tuple(_coerced(key, item, float) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {str(k): _number(key, k, v) for k, v in value.items()}
+    expected = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"configuration key {key!r} must be of type {expected}, got {value!r}")
+
+
+def _number(key: str, option: str, value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return value
+    raise ConfigError(f"{key}[{option!r}] must be a number, got {value!r}")
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The fields in a JSON configuration file; unknown keys and code to be executed are refused."""
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"configuration file {str(path)!r} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"configuration file {str(path)!r} must hold one JSON object")
+    fields = checked_fields(values)
+    if ".py:" in str(fields.get("net", "")):
+        raise ConfigError(
+            f"configuration file {str(path)!r} asks for code to be executed (net = {fields['net']!r}): "
+            "remove that key and name the network on the command line with --net"
+        )
+    return fields

@@ -1,0 +1,94 @@
+"""A training run as the command line asks for it: options to configuration, run, closing lines."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gls_lirpa.data import DATASETS
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.estimators import ESTIMATORS
+from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
+from gls_lirpa.training.console import ConsoleReporter
+from gls_lirpa.training.loop import train
+from gls_lirpa.training.presets import get_preset, tuned_preset
+from gls_lirpa.training.runs import RunFolder
+from gls_lirpa.training.summary import write_summary
+
+ESTIMATOR_OPTIONS = {"rgs": ("sigma", "samples", "split"), "pgpe": ("sigma", "population"), "sam": ("rho",), "grad": ()}
+DEFAULT_ESTIMATOR = "rgs"
+
+
+def make_config(options: dict[str, Any], config_file: Path | None = None) -> TrainConfig:
+    """Preset, then configuration file, then options; later ones win.
+
+    >>> make_config({"dataset": "mnist", "eps": 0.1, "estimator": "rgs"}).preset
+    'mnist-0.1'
+    """
+    given = {key: value for key, value in options.items() if value is not None and value != ()}
+    fields = {**(read_config_file(config_file) if config_file else {}), **_fields(given)}
+    estimator = ESTIMATORS.canonical(fields.get("estimator", DEFAULT_ESTIMATOR))
+    dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
+    preset = fields.get("preset") or tuned_preset(dataset, fields.get("eps"))
+    base = get_preset(preset, estimator) if preset else {}
+    config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
+    estimator_options = _estimator_options(estimator, given)
+    return config.replaced({**fields, "dataset": dataset, "estimator": estimator, "preset": preset, **estimator_options})
+
+
+def _dataset_of(preset: str | None) -> str:
+    return str(get_preset(preset, DEFAULT_ESTIMATOR)["dataset"]) if preset else "digits"
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    own = {"assignments", "sigma", "samples", "split", "population", "rho"}
+    fields = {key: value for key, value in given.items() if key not in own}
+    if given.get("assignments"):
+        fields["loss_options"] = dict(given["assignments"])
+    return fields
+
+
+def _estimator_options(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
+    named = {key: given[key] for keys in ESTIMATOR_OPTIONS.values() for key in keys if key in given}
+    for key in named:
+        if key not in ESTIMATOR_OPTIONS[estimator]:
+            users = ", ".join(name for name, keys in ESTIMATOR_OPTIONS.items() if key in keys)
+            raise ConfigError(f"--{key} is an option of {users}, not of estimator {estimator!r}")
+    return {"estimator_options": named} if named else {}
+
+
+def train_job(*, config_file: Path | None, out: Path | None, resume: bool, options: dict[str, Any]) -> None:
+    """Train and close with where the results are and what to do next."""
+    console = Console(stderr=True)
+    if resume:
+        config = _resumed_config(out, options, config_file)
+    else:
+        config = make_config(options, config_file)
+    folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if config.estimator == "pgpe" and config.init_from is None and not resume:
+        console.print("note: PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)")
+    trainer = train(config, folder, reporter=ConsoleReporter(console), resume=resume)
+    summary = write_summary(trainer, folder)
+    if summary["natural"] is not None:
+        console.print(
+            f"trained {summary['epochs']} epochs in {summary['seconds']:.0f} s: natural {summary['natural']:.1f} %, "
+            f"certified {summary['certified']:.1f} % on {summary['held_out']}; next: glscert certify {folder}",
+            highlight=False,
+        )
+
+
+def _resumed_config(out: Path | None, options: dict[str, Any], config_file: Path | None) -> TrainConfig:
+    if out is None:
+        raise ConfigError("--resume needs --out RUN, the folder of the run to continue")
+    stored = RunFolder(out).config()
+    given = {key for key, value in options.items() if value is not None and value != ()}
+    if config_file is not None:
+        raise ConfigError("--resume takes the configuration of the run: remove --config")
+    if ".py:" in stored.net and options.get("net") != stored.net:
+        raise ConfigError(f"run {str(out)!r} uses the network file {stored.net!r}: add --net {stored.net} to let it be executed")
+    if given - {"net"} and make_config(options).to_dict() != stored.to_dict():
+        raise ConfigError(f"run {str(out)!r} has another configuration: resume it with --out and --resume alone")
+    return stored

@@ -1,0 +1,288 @@
+"""The one training loop: any loss, relaxation and estimator, with exact resume."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from gls_lirpa.data import Dataset, batches, load_dataset
+from gls_lirpa.engine.batchnorm import batchnorms
+from gls_lirpa.errors import CheckpointError, ConfigError, GLSError, NumericalError
+from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
+from gls_lirpa.losses import LOSSES, CertifiedLoss
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation
+from gls_lirpa.schedules import StepDecay
+from gls_lirpa.training.config import TrainConfig
+from gls_lirpa.training.evaluation import held_out_accuracy
+from gls_lirpa.training.runs import RunFolder, load_file, load_weights, make_network, state_of
+
+CHECKPOINT_SECONDS = 300.0
+"""Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
+
+
+class Interrupted(GLSError):
+    """The user stopped the run; it can be resumed."""
+
+
+class Reporter(Protocol):
+    """Who is told how training goes."""
+
+    def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None: ...
+
+    def stepped(self, numbers: dict[str, float]) -> None: ...
+
+    def epoch_ended(self, row: dict[str, Any]) -> None: ...
+
+    def finished(self) -> None: ...
+
+
+@dataclass
+class Position:
+    """How far a run has come, and the running sums of the epoch it is in."""
+
+    epoch: int = 0
+    batch: int = 0
+    loss: float = 0.0
+    samples: int = 0
+    evaluations: float = 0.0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """A run in memory: network, loss, estimator, optimizer and position."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        self.config = config
+        self.dataset = dataset
+        self.model = make_network(config, dataset).to(config.device)
+        if config.init_from is not None:
+            load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
+        self.criterion = CertifiedLoss(
+            self.model,
+            config.relaxation,
+            eps=config.eps,
+            loss=config.loss,
+            natural_weight=config.natural_weight,
+            l1=config.l1,
+            warmup=config.warmup,
+            **config.loss_options,
+        )
+        self.estimator = make_estimator(config, self.criterion, self.model)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
+        self.position = Position()
+        self._eps, self._lr = config.eps_schedule(), config.lr_schedule()
+        sigma = config.estimator_options.get("sigma")
+        decays = config.estimator == "rgs" and sigma is not None
+        self._sigma = StepDecay(sigma, factor=config.sigma_factor, milestones=config.milestones) if decays else None
+        # BatchNorm cannot normalise a last batch of a single sample.
+        self._drop_last = bool(batchnorms(self.model)) and len(dataset.train) % config.batch_size == 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        size = len(self.dataset.train) / self.config.batch_size
+        return max(1, math.floor(size) if self._drop_last else math.ceil(size))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "estimator": self.estimator.state_dict(),
+            "position": asdict(self.position),
+        }
+
+    def restore(self, state: dict[str, Any], source: str) -> None:
+        missing = {"model", "optimizer", "estimator", "position"} - set(state)
+        if missing:
+            raise CheckpointError(f"{source} is not a training checkpoint: it has no {sorted(missing)[0]!r}")
+        load_weights(self.model, state["model"], source)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.estimator.load_state_dict(state["estimator"])
+        self.position = Position(**state["position"])
+
+    def step(self, x: Tensor, y: Tensor) -> dict[str, float]:
+        """One optimizer step at the current position."""
+        config, position = self.config, self.position
+        time_ = position.epoch + position.batch / self.steps_per_epoch
+        eps, lr = self._eps.at(time_), self._lr.at(time_)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self._sigma is not None:
+            self.estimator.set_sigma(self._sigma.at(time_))
+        # The attack's randomness is a function of seed and position, so a resumed run repeats it.
+        generator = torch.Generator().manual_seed(hash((config.seed, position.epoch, position.batch)) % 2**63)
+        self.model.train()
+        self.optimizer.zero_grad()
+        loss = self.estimator(x, y, eps=eps, generator=generator)
+        value = float(loss.detach())
+        self._require_finite("loss", value, eps)
+        loss.backward()
+        norm = float(clip_grad_norm_(self.model.parameters(), config.grad_clip))
+        self._require_finite("gradient norm", norm, eps)
+        self.optimizer.step()
+        position.batch += 1
+        position.loss += value * len(y)
+        position.samples += len(y)
+        position.evaluations += self.estimator.stats.get("evaluations", 1.0)
+        return {"loss": value, "eps": eps, "lr": lr, "grad_norm": norm, **self._spread()}
+
+    def _spread(self) -> dict[str, float]:
+        return {key: self.estimator.stats[key] for key in ("spread", "sigma") if key in self.estimator.stats}
+
+    def _require_finite(self, what: str, value: float, eps: float) -> None:
+        if not math.isfinite(value):
+            raise NumericalError(
+                f"{what} is {value} at epoch {self.position.epoch + 1}, step {self.position.batch + 1} (eps={eps:.4g}): "
+                "stopped; the last good checkpoint is kept. A smaller --lr or a longer eps annealing may help"
+            )
+
+    def end_epoch(self) -> dict[str, Any]:
+        """BatchNorm's population statistics, held-out accuracies, and the epoch's row of metrics."""
+        config, position = self.config, self.position
+        if batchnorms(self.model):
+            reset_batchnorm(self.model, self._clean_batches())
+        split = self.dataset.val if len(self.dataset.val) else self.dataset.train
+        x, _ = split.batch(range(1), config.device)
+        natural, certified = held_out_accuracy(
+            self.model,
+            self.criterion.engine(x),
+            split,
+            eps=config.eps,
+            relaxation=_monitor(config),
+            samples=config.eval_samples,
+            device=config.device,
+        )
+        last = position.epoch + (position.batch - 1) / self.steps_per_epoch
+        row = {
+            "epoch": position.epoch + 1,
+            "eps": self._eps.at(last),
+            "lr": self._lr.at(last),
+            "loss": position.loss / max(position.samples, 1),
+            "natural": natural,
+            "certified": certified,
+            "held_out": "val" if len(self.dataset.val) else "train",
+            **self._spread(),
+            "seconds": position.seconds,
+            "evaluations_per_second": position.evaluations / max(position.seconds, 1e-9),
+        }
+        self.position = Position(epoch=position.epoch + 1)
+        return row
+
+    def _clean_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        size = self.config.batch_size
+        for x, y, _ in batches(self.dataset.train, batch_size=size, shuffle=False, device=self.config.device):
+            yield x, y
+
+
+def make_estimator(config: TrainConfig, loss: CertifiedLoss, model: nn.Module) -> Estimator:
+    """The configured estimator around the loss."""
+    options: dict[str, Any] = dict(config.estimator_options)
+    if config.estimator in ("rgs", "pgpe"):
+        options.update(
+            seed=config.seed,
+            actors=config.actors,
+            ray_address=config.ray_address,
+            gpus_per_actor=config.gpus_per_actor,
+        )
+    elif config.actors:
+        raise ConfigError(f"estimator {config.estimator!r} does not use actors: remove --actors, or use rgs or pgpe")
+    try:
+        return ESTIMATORS.get(config.estimator)(loss, model, **options)
+    except TypeError as error:
+        raise ConfigError(f"estimator {config.estimator!r}: {error}") from error
+
+
+def _monitor(config: TrainConfig) -> Relaxation:
+    """The relaxation for held-out accuracy: the one trained with, where it is a plain one."""
+    chosen = RELAXATIONS.get(config.relaxation)
+    return chosen if LOSSES.get(config.loss).bounds and chosen.differentiable else RELAXATIONS.get("crown-ibp")
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """Ctrl-C asks for a stop after the running step; a second one stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = False) -> Trainer:
+    """Train as configured into the run folder ``out``, or continue the run in it."""
+    folder = RunFolder(out)
+    if resume and config.to_dict() != folder.config().to_dict():
+        raise ConfigError(f"run {str(out)!r} has another configuration: resume it without changing options")
+    dataset = load_dataset(
+        config.dataset, root=config.data_root, val_fraction=config.val_fraction, seed=config.seed, limit=config.limit
+    )
+    trainer = Trainer(config, dataset)
+    if resume:
+        if folder.checkpoint_file.exists():
+            trainer.restore(load_file(folder.checkpoint_file), f"checkpoint {str(folder.checkpoint_file)!r}")
+        folder.cut_metrics(trainer.position.epoch)
+    else:
+        folder.create(config)
+        folder.save(folder.checkpoint_file, trainer.state())
+    try:
+        _run(trainer, folder, reporter)
+    finally:
+        trainer.estimator.close()
+        reporter.finished()
+    return trainer
+
+
+def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
+    config, steps = trainer.config, trainer.steps_per_epoch
+    done = trainer.position.epoch * steps + trainer.position.batch
+    reporter.started(config, folder.path, config.epochs * steps, done)
+    saved = time.monotonic()
+    with _stop_requests() as stop:
+        while trainer.position.epoch < config.epochs:
+            position = trainer.position
+            clock = time.monotonic()
+            for x, y, _ in batches(
+                trainer.dataset.train,
+                batch_size=config.batch_size,
+                seed=config.seed,
+                epoch=position.epoch,
+                augmentation=trainer.dataset.augmentation,
+                device=config.device,
+                start=position.batch,
+                drop_last=trainer._drop_last,
+            ):
+                reporter.stepped(trainer.step(x, y))
+                now = time.monotonic()
+                position.seconds, clock = position.seconds + now - clock, now
+                if stop.is_set() or now - saved > CHECKPOINT_SECONDS:
+                    folder.save(folder.checkpoint_file, trainer.state())
+                    saved = now
+                if stop.is_set():
+                    raise Interrupted(f"interrupted: continue with `glscert train --out {folder.path} --resume`")
+            row = trainer.end_epoch()
+            folder.append_metrics(row)
+            folder.save(folder.checkpoint_file, trainer.state())
+            saved = time.monotonic()
+            reporter.epoch_ended(row)
+    folder.save(folder.weights_file, {"model": trainer.model.state_dict()})

@@ -1,0 +1,197 @@
+"""The run folder: configuration, versions, metrics, checkpoints, final weights.
+
+Every file is written to a temporary name and moved into place, so a reader or a resumed run never
+meets half a file; the metrics file is append-only and cut back to the checkpoint on resume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.data import Dataset
+from gls_lirpa.engine.compat import versions
+from gls_lirpa.errors import CheckpointError, ConfigError
+from gls_lirpa.models import build_model, load_user_model
+from gls_lirpa.training.config import TrainConfig, checked_fields
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and file operations of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "checkpoint.pt"
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / "weights.pt"
+
+    def create(self, config: TrainConfig) -> None:
+        """Start a run here; an existing one is never overwritten."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ConfigError(
+                f"output folder {str(self.path)!r} is not empty: add --resume to continue the run in it, "
+                "or choose another --out"
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.write_json("config.json", config.to_dict())
+            self.write_json("versions.json", versions())
+        except OSError as error:
+            raise ConfigError(f"output folder {str(self.path)!r} cannot be written: {error.strerror}") from error
+
+    def config(self) -> TrainConfig:
+        """The configuration stored in this folder."""
+        if not self.config_file.is_file():
+            raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
+        try:
+            return TrainConfig(**checked_fields(json.loads(self.config_file.read_text())))
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
+
+    def write_json(self, name: str, content: Any) -> None:
+        _replace(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        with self.metrics_file.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete rows; a last line cut short by a kill is left out."""
+        if not self.metrics_file.exists():
+            return []
+        rows = []
+        for line in self.metrics_file.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+        return rows
+
+    def cut_metrics(self, epochs: int) -> None:
+        """Forget rows beyond the checkpoint's last finished epoch."""
+        rows = [row for row in self.metrics() if row["epoch"] <= epochs]
+        _replace(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+    def save(self, file: Path, content: dict[str, Any]) -> None:
+        temporary = file.with_suffix(".tmp")
+        with temporary.open("wb") as stream:
+            torch.save(content, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+
+
+def _replace(file: Path, content: bytes) -> None:
+    temporary = file.with_suffix(file.suffix + ".tmp")
+    temporary.write_bytes(content)
+    os.replace(temporary, file)
+
+
+def load_file(file: Path) -> dict[str, Any]:
+    """A checkpoint or weight file, read without executing anything it contains."""
+    if not file.is_file():
+        raise CheckpointError(f"{str(file)!r} does not exist")
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
+        reason = "it holds objects other than tensors and numbers" if "weights_only" in str(error) else "it is damaged"
+        raise CheckpointError(f"{str(file)!r} cannot be loaded: {reason} or was written by another program") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{str(file)!r} does not hold named weights")
+    return content
+
+
+def load_weights(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Put weights into a network of the same shape; another network's are refused, nothing changes."""
+    own = model.state_dict()
+    missing, extra = sorted(set(own) - set(state)), sorted(set(state) - set(own))
+    wrong = [name for name in own if name in state and own[name].shape != state[name].shape]
+    if missing or extra or wrong:
+        name = (missing + extra + wrong)[0]
+        detail = "missing" if missing else "unexpected" if extra else f"of shape {tuple(state[name].shape)}"
+        raise CheckpointError(f"{source} holds another network's weights: {name!r} is {detail}")
+    model.load_state_dict(state)
+
+
+def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
+    """The network a configuration names, for a dataset's images and classes."""
+    shape: dict[str, Any] = {
+        "in_shape": dataset.in_shape,
+        "classes": dataset.classes,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "seed": config.seed,
+    }
+    if ".py:" in config.net:
+        return load_user_model(config.net, **shape)
+    return build_model(config.net, init=config.init, **shape)
+
+
+def state_of(path: Path) -> dict[str, Tensor]:
+    """The weights in a run folder (final, else of the last checkpoint) or in a weight file."""
+    folder = RunFolder(path)
+    if path.is_dir():
+        file = folder.weights_file if folder.weights_file.exists() else folder.checkpoint_file
+        if not file.exists():
+            raise CheckpointError(f"{str(path)!r} holds no weights: expected weights.pt or checkpoint.pt")
+    else:
+        file = path
+    content = load_file(file)
+    state: dict[str, Tensor] = content.get("model", content)
+    return state
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or interrupted run: its network in eval mode, its configuration and its data."""
+
+    path: Path
+    config: TrainConfig
+    dataset: Dataset
+    model: nn.Module
+
+
+def load_run(path: Path, *, data_root: str | None = None, net: str | None = None) -> Run:
+    """Load a run's network and dataset. A network from a user's file is only run if ``net`` names it."""
+    from gls_lirpa.data import load_dataset
+
+    config = RunFolder(path).config()
+    if ".py:" in config.net and net is None:
+        raise ConfigError(
+            f"run {str(path)!r} uses the network file {config.net!r}: add --net {config.net} to let it be executed"
+        )
+    if net is not None:
+        config = config.replaced({"net": net})
+    dataset = load_dataset(
+        config.dataset,
+        root=data_root or config.data_root,
+        val_fraction=config.val_fraction,
+        seed=config.seed,
+        limit=config.limit,
+    )
+    model = make_network(config, dataset)
+    load_weights(model, state_of(path), f"run {str(path)!r}")
+    return Run(path, config, dataset, model.eval())
