@@ -6,6 +6,7 @@ its ``Problem`` is the actor pool alone, and the blocks, seeds and sums are thos
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from gls_lirpa.estimators.worker import Task, Worker
 
 if TYPE_CHECKING:
     from gls_lirpa.estimators.problem import BlockProblem
+
+log = logging.getLogger(__name__)
 
 START_SECONDS = 300.0
 RETRIES = 2
@@ -62,6 +65,7 @@ class ActorPool:
                         f"actors died {RETRIES + 1} times during one estimate (last: {_line(error)}); "
                         "the latest checkpoint can be resumed"
                     ) from error
+                log.warning("an actor died; replacing the actors and repeating what is missing")
                 self._replace(problem)
             except errors.RayError as error:
                 raise GLSError(f"Ray failed: {_line(error)}; the latest checkpoint can be resumed") from error

@@ -89,9 +89,9 @@ class PGPE(Pooled):
         self.sigma.data.fill_(start)
 
     def __call__(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
-        self._watch_batchnorm()
         seeds = self._seeds(self.population // 2)
         task = self._task(args, kwargs, generator, self.sigma.detach().to(self.weights.device, copy=True))
+        self._watch_batchnorm(task)
         blocks = in_blocks(seeds)
         pairs = [pair for block in self._pool.map("pair_losses", task, [(b,) for b in blocks]) for pair in block]
         losses = torch.tensor(pairs, dtype=torch.float64)

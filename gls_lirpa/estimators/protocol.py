@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from gls_lirpa.autograd import scalar_with_gradient
 from gls_lirpa.errors import CheckpointError
 
 Self = TypeVar("Self", bound="Base")
@@ -90,31 +89,16 @@ def read(state: State, expected: State) -> State:
     return state
 
 
-class _Deliver(torch.autograd.Function):
-    """The value going forward; given gradients, times the incoming one, going backward."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *leaves: Tensor) -> Tensor:
-        del leaves
-        ctx.save_for_backward(*gradients)
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(g * incoming.to(g.device, g.dtype) for g in ctx.saved_tensors)
-
-
 def deliver(value: Tensor, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """``value`` as a scalar whose ``backward()`` adds ``gradients`` to the ``.grad`` of ``leaves``.
 
     Being an ordinary node of autograd's graph, it can be scaled, added to a regulariser and accumulated.
 
+    >>> import torch
     >>> w = torch.ones(2, requires_grad=True)
     >>> (3 * deliver(torch.tensor(5.0), [w], [torch.tensor([1.0, 2.0])])).backward()
     >>> w.grad
     tensor([3., 6.])
     """
     matched = [g.to(leaf.device, leaf.dtype) for leaf, g in zip(leaves, gradients, strict=True)]
-    result: Tensor = _Deliver.apply(value, matched, *leaves)  # type: ignore[no-untyped-call]
-    return result
+    return scalar_with_gradient(value, leaves, matched)

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+from contextlib import ExitStack
 from typing import Any
 
 from gls_lirpa.errors import ConfigError, GLSError
@@ -28,13 +29,12 @@ ENVIRONMENT = {
 
 
 class _Session:
-    """How many pools use Ray, and what to undo when none does."""
+    """How many pools use Ray, which cluster it is, and what to undo when none does any more."""
 
     def __init__(self) -> None:
         self.users = 0
-        self.ours = False
-        self.folder = ""
-        self.added: list[str] = []
+        self.address: str | None = None
+        self.undo = ExitStack()
 
 
 _session = _Session()
@@ -44,6 +44,8 @@ def acquire(address: str | None, *, actors: int, gpus: float, store_bytes: int) 
     """The ray module, connected, with room for the actors; every call needs its ``release``."""
     if _session.users == 0:
         _connect(address, actors, store_bytes)
+    elif address != _session.address:
+        raise GLSError(f"Ray is already in use at {_session.address or 'this machine'}: close those actors first")
     _session.users += 1
     ray = importlib.import_module("ray")
     try:
@@ -58,7 +60,7 @@ def release() -> None:
     """One pool less; the last one shuts Ray down if it was started here."""
     _session.users -= 1
     if _session.users == 0:
-        _disconnect()
+        _session.undo.close()
 
 
 def check_room(ray: Any, *, actors: int, gpus: float) -> None:
@@ -73,29 +75,46 @@ def check_room(ray: Any, *, actors: int, gpus: float) -> None:
 
 
 def _connect(address: str | None, actors: int, store_bytes: int) -> None:
-    _session.added = [key for key in ENVIRONMENT if key not in os.environ] if address is None else []
-    os.environ.update({key: ENVIRONMENT[key] for key in _session.added})
-    os.environ.setdefault("EVOTORCH_VERBOSE_LEVEL", "0")
-    ray = importlib.import_module("ray")
-    _session.ours = not ray.is_initialized()
-    if not _session.ours:  # the user's own connection: use it, and leave it open
-        return
-    debug = logging.getLogger("gls_lirpa").isEnabledFor(logging.DEBUG)
-    quiet = {"log_to_driver": debug, "logging_level": "INFO" if debug else "ERROR"}
     if address is not None:
         _probe(address)
+    with ExitStack() as undo:
+        # evotorch configures logging when it is imported, unless told to be quiet.
+        _set(undo, os.environ, "EVOTORCH_VERBOSE_LEVEL", "0")
+        if address is None:
+            for key, value in ENVIRONMENT.items():
+                _set(undo, os.environ, key, value)
+        ray = importlib.import_module("ray")
+        if not ray.is_initialized():  # otherwise it is the user's own connection: use it, and leave it open
+            try:
+                _start(ray, undo, address, actors, store_bytes)
+            except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+                raise GLSError(f"Ray could not be started: {str(error).strip().splitlines()[0]}") from error
+        _session.undo = undo.pop_all()
+    _session.address = address
+    atexit.register(_session.undo.close)
+    _session.undo.callback(atexit.unregister, _session.undo.close)
+
+
+def _start(ray: Any, undo: ExitStack, address: str | None, actors: int, store_bytes: int) -> None:
+    debug = logging.getLogger("gls_lirpa").isEnabledFor(logging.DEBUG)
+    quiet = {"log_to_driver": debug, "logging_level": "INFO" if debug else "ERROR"}
+    if not debug:
+        # The notice of a dead worker goes to standard output whatever the log settings are.
+        _set(undo, vars(importlib.import_module("ray._private.worker")), "print_to_stdstream", _ignore)
+    folder = tempfile.mkdtemp(prefix="gls-ray-")
+    undo.callback(shutil.rmtree, folder, ignore_errors=True)
+    undo.callback(ray.shutdown)
+    if address is not None:
         ray.init(address=address, **quiet)
         return
-    # A program that imported Ray before us has already missed the first setting.
-    importlib.import_module("ray._private.ray_constants").__dict__["ENABLE_RAY_CLUSTER"] = False
-    _session.folder = tempfile.mkdtemp(prefix="gls-ray-")
-    atexit.register(_disconnect)
+    # A program that imported Ray before us has already missed the first of the ENVIRONMENT.
+    _set(undo, vars(importlib.import_module("ray._private.ray_constants")), "ENABLE_RAY_CLUSTER", False)
     ray.init(
         num_cpus=max(actors, os.cpu_count() or 1),
         object_store_memory=STORE_BYTES + store_bytes,
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
-        _temp_dir=_session.folder,
+        _temp_dir=folder,
         **quiet,
     )
 
@@ -113,14 +132,16 @@ def _probe(address: str) -> None:
         raise GLSError(f"no Ray cluster answers at {address}: {error}") from error
 
 
-def _disconnect() -> None:
-    if _session.ours:
-        importlib.import_module("ray").shutdown()
-        _session.ours = False
-    if _session.folder:
-        shutil.rmtree(_session.folder, ignore_errors=True)
-        atexit.unregister(_disconnect)
-        _session.folder = ""
-    for key in _session.added:
-        os.environ.pop(key, None)
-    _session.added = []
+def _set(undo: ExitStack, table: Any, key: str, value: Any) -> None:
+    """Put a value into a table until the session ends; a setting the user made in the environment stays."""
+    if table is os.environ and key in table:
+        return
+    if key in table:
+        undo.callback(table.__setitem__, key, table[key])
+    else:
+        undo.callback(table.pop, key, None)
+    table[key] = value
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    del args, kwargs

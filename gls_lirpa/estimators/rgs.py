@@ -76,13 +76,12 @@ class RGS(Pooled):
         self.set_sigma(float(state["sigma"]))
 
     def __call__(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
-        by_batch = self._watch_batchnorm()
-        if self.split and by_batch:
+        members = self._members(args)
+        task = self._task(args, kwargs, generator, self.sigma)
+        if self._watch_batchnorm(task) and self.split:
             raise GLSError(
                 "split=True would change BatchNorm's batch statistics: use split=False, or put BatchNorm in eval mode"
             )
-        members = self._members(args)
-        task = self._task(args, kwargs, generator, self.sigma)
         gradient = torch.zeros_like(task.theta)
         losses: list[float] = []
         for values, total in self._pool.map("gradient_sum", task, [(b,) for b in in_blocks(members)]):

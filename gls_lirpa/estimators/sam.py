@@ -30,8 +30,8 @@ class SAM(Wrapped):
         self.rho = number("rho", rho)
 
     def __call__(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
-        self._watch_batchnorm()
         task = self._task(args, kwargs, generator)
+        self._watch_batchnorm(task)
         first, second = torch.zeros_like(task.theta), torch.zeros_like(task.theta)
         worst = float("nan")
         with self._worker.borrowed(task) as scene:

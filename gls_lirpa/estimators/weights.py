@@ -32,7 +32,8 @@ class Weights:
         self.tensors = [named[name] for name in self.names]
         # Mixed precisions meet in a type that holds each of them exactly, so that a round trip is exact.
         self.dtype = functools.reduce(torch.promote_types, (p.dtype for p in self.tensors), torch.float32)
-        self.size = sum(p.numel() for p in self.tensors)
+        self._sizes = [p.numel() for p in self.tensors]
+        self.size = sum(self._sizes)
 
     @property
     def device(self) -> torch.device:
@@ -48,12 +49,12 @@ class Weights:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The vector cut into the parameters' shapes, without copying."""
-        parts = torch.split_with_sizes(vector, [p.numel() for p in self.tensors])
+        parts = torch.split_with_sizes(vector, self._sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.tensors, strict=True)]
 
     def write(self, vector: Tensor) -> None:
-        for p, value in zip(self.tensors, self.views(vector), strict=True):
-            p.data.copy_(value)
+        for p, part in zip(self.tensors, torch.split_with_sizes(vector, self._sizes), strict=True):
+            p.data.copy_(part.view(p.shape))
 
 
 def _choose(named: dict[str, nn.Parameter], params: Params) -> tuple[str, ...]:

@@ -56,12 +56,16 @@ class Worker:
     loss: Loss
     weights: Weights
     takes_generator: bool = field(init=False)
+    _roots: tuple[Task, list[nn.Module]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.takes_generator = takes_generator(self.loss)
 
-    def roots(self) -> list[nn.Module]:
-        return [self.model, *modules_of(self.loss)]
+    def roots(self, task: Task) -> list[nn.Module]:
+        """The modules that evaluating the loss may touch, looked for once per estimate."""
+        if self._roots is None or self._roots[0] is not task:
+            self._roots = (task, [self.model, *modules_of(self.loss)])
+        return self._roots[1]
 
     def pair_losses(self, task: Task, seeds: Sequence[int]) -> list[tuple[float, float]]:
         """The losses at θ + ε and θ − ε for each seed's ε."""
@@ -99,7 +103,7 @@ class Worker:
     @contextmanager
     def borrowed(self, task: Task) -> Iterator[Surroundings]:
         """Weights and surroundings to be moved at will, put back at the end from saved copies."""
-        scene = Surroundings(self.roots())
+        scene = Surroundings(self.roots(task))
         device = self.weights.device
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):

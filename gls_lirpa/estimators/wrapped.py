@@ -69,9 +69,9 @@ class Wrapped(Base):
     def _scalar(self, value: float) -> Tensor:
         return torch.tensor(value, dtype=self.weights.dtype, device=self.weights.device)
 
-    def _watch_batchnorm(self) -> bool:
+    def _watch_batchnorm(self, task: Task) -> bool:
         """Whether the loss depends on the composition of the batch; warns once about running statistics."""
-        batchnorm = uses_batch_statistics(self._worker.roots())
+        batchnorm = uses_batch_statistics(self._worker.roots(task))
         if batchnorm and not self._warned:
             self._warned = True
             warnings.warn(
