@@ -41,10 +41,11 @@ class ConsoleReporter:
 
     def stepped(self, numbers: dict[str, float]) -> None:
         text = f"loss {numbers['loss']:.3f}"
-        if "spread" in numbers:
+        smoothed = numbers.get("sigma", 0.0) > 0
+        if smoothed:
             text += f" ± {numbers['spread']:.2g}"
         text += f" eps {numbers['eps']:.3f}"
-        if "sigma" in numbers:
+        if smoothed:
             text += f" σ {numbers['sigma']:.1e}"
         done = self._progress.tasks[0].completed
         epoch = f"{min(int(done) // self._steps_per_epoch + 1, self._epochs)}/{self._epochs}"
@@ -52,7 +53,7 @@ class ConsoleReporter:
 
     def epoch_ended(self, row: dict[str, Any]) -> None:
         self._held_out = f" │ {row['held_out']}: nat {row['natural']:.1f} cert {row['certified']:.1f}"
-        if row["evaluations_per_second"] > 0 and "spread" in row:
+        if row.get("sigma", 0.0) > 0:
             self._held_out += f" │ {row['evaluations_per_second']:.0f} eval/s"
         if not self._console.is_terminal:
             self._console.print(

@@ -6,6 +6,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -258,7 +259,9 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
     done = trainer.position.epoch * steps + trainer.position.batch
     reporter.started(config, folder.path, config.epochs * steps, done)
     saved = time.monotonic()
-    with _stop_requests() as stop:
+    with _stop_requests() as stop, warnings.catch_warnings():
+        # Estimators ask for reset_batchnorm, which end_epoch does.
+        warnings.filterwarnings("ignore", message="BatchNorm in train mode")
         while trainer.position.epoch < config.epochs:
             position = trainer.position
             clock = time.monotonic()

@@ -1,0 +1,299 @@
+"""The training loop: exact resume, presets, configuration, failure handling."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gls_lirpa.data import load_dataset
+from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
+from gls_lirpa.training import PRESETS, Interrupted, RunFolder, TrainConfig, get_preset, load_run, train, tuned_preset
+from gls_lirpa.training.job import make_config
+from gls_lirpa.training.loop import Trainer
+
+SMALL: dict[str, Any] = {
+    "net": "cnn3-tiny",
+    "limit": 200,
+    "epochs": 3,
+    "batch_size": 64,
+    "lr": 1e-2,
+    "eps": 0.05,
+    "eps_anneal_epochs": 1.5,
+    "eval_samples": 32,
+    "milestones": (2,),
+}
+TIMING = {"seconds", "evaluations_per_second"}
+
+
+class Quiet:
+    """A reporter that stops the run after a number of steps, as Ctrl-C would."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.stop_after = stop_after
+        self.steps = 0
+        self.rows: list[dict[str, Any]] = []
+
+    def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None:
+        pass
+
+    def stepped(self, numbers: dict[str, float]) -> None:
+        self.steps += 1
+        if self.steps == self.stop_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def epoch_ended(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+
+    def finished(self) -> None:
+        pass
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "ibp-grad": {"relaxation": "ibp", "estimator": "grad", "warmup": 0.5, "l1": 1e-5},
+    "crown-rgs": {"relaxation": "crown", "estimator": "rgs", "estimator_options": {"sigma": 1e-3, "samples": 2}},
+    "crown-pgpe": {"relaxation": "crown", "estimator": "pgpe", "estimator_options": {"sigma": 1e-2, "population": 4}},
+    "pgd-grad": {"loss": "pgd", "estimator": "grad", "loss_options": {"steps": 2}},
+    "ibp-sam": {"relaxation": "ibp", "estimator": "sam", "estimator_options": {"rho": 0.01}},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop_after", [2, 4, 7])
+def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, method: str, stop_after: int) -> None:
+    config = TrainConfig(**{**SMALL, **METHODS[method]})
+    whole = train(config, tmp_path / "whole", reporter=Quiet())
+    with pytest.raises(Interrupted, match="--resume"):
+        train(config, tmp_path / "parts", reporter=Quiet(stop_after))
+    resumed = train(config, tmp_path / "parts", reporter=Quiet(), resume=True)
+    first, second = RunFolder(tmp_path / "whole").metrics(), RunFolder(tmp_path / "parts").metrics()
+    assert len(first) == 3
+    assert untimed(first) == untimed(second)
+    for a, b in zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_resume_after_a_kill_forgets_what_came_after_the_checkpoint(tmp_path: Path) -> None:
+    config = TrainConfig(**{**SMALL, **METHODS["ibp-grad"]})
+    train(config, tmp_path / "whole", reporter=Quiet())
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", reporter=Quiet(5))
+    folder = RunFolder(tmp_path / "run")
+    folder.append_metrics({"epoch": 2, "loss": -1.0})
+    with folder.metrics_file.open("a") as file:
+        file.write('{"epoch": 3, "lo')
+    train(config, tmp_path / "run", reporter=Quiet(), resume=True)
+    assert untimed(folder.metrics()) == untimed(RunFolder(tmp_path / "whole").metrics())
+
+
+def test_a_killed_process_can_be_resumed(tmp_path: Path) -> None:
+    """SIGKILL at an arbitrary moment: the folder still holds a loadable checkpoint."""
+    arguments = ["--net", "cnn3-tiny", "--limit", "200", "--epochs", "200", "--relaxation", "ibp", "--estimator", "grad"]
+    command = [sys.executable, "-m", "glscert", "train", "--out", str(tmp_path / "run"), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("epoch 2/"):
+            break
+    process.kill()
+    process.communicate()
+    run = load_run(tmp_path / "run")
+    assert run.config.epochs == 200
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["position"]["epoch"] >= 1
+
+
+def test_batchnorm_network_trains_and_holds_population_statistics(tmp_path: Path) -> None:
+    source = tmp_path / "net.py"
+    source.write_text(
+        "from torch import nn\n"
+        "def make(classes):\n"
+        "    return nn.Sequential(nn.Conv2d(1, 2, 3, 2, 1), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(),\n"
+        "                         nn.Linear(32, classes))\n"
+    )
+    options = {**SMALL, "net": f"{source}:make", "epochs": 1, **METHODS["crown-rgs"]}
+    trainer = train(TrainConfig(**options), tmp_path / "run", reporter=Quiet())
+    conv, norm = trainer.model[0], trainer.model[1]
+    with torch.no_grad():
+        x, _ = trainer.dataset.train.batch(range(len(trainer.dataset.train)))
+        features = conv(x)
+    assert torch.allclose(norm.running_mean, features.mean((0, 2, 3)), atol=1e-5)
+    assert torch.allclose(norm.running_var, features.var((0, 2, 3)), rtol=1e-2)
+
+
+def test_training_raises_certified_accuracy_on_digits(tmp_path: Path) -> None:
+    """From 10 % (chance) to a level that a broken loss or bound does not reach."""
+    config = make_config({"net": "cnn3-tiny", "relaxation": "ibp", "estimator": "grad", "eps": 0.05, "epochs": 12})
+    config = config.replaced({"eps_anneal_epochs": 4.0, "milestones": (9.0,), "lr": 2e-2})
+    reporter = Quiet()
+    train(config, tmp_path / "run", reporter=reporter)
+    assert reporter.rows[-1]["natural"] > 60
+    assert reporter.rows[-1]["certified"] > 35
+
+
+def test_nan_loss_stops_with_the_step_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    config = TrainConfig(**{**SMALL, "lr": 1e30, "relaxation": "ibp", "estimator": "grad"})
+    with pytest.raises(NumericalError, match=r"epoch \d+, step \d+"):
+        train(config, tmp_path / "run", reporter=Quiet())
+    weights = load_run(tmp_path / "run").model.state_dict()
+    assert all(bool(torch.isfinite(value).all()) for value in weights.values())
+
+
+def test_an_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty"):
+        train(TrainConfig(**SMALL), tmp_path, reporter=Quiet())
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_output_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        train(TrainConfig(**SMALL), tmp_path / "run", reporter=Quiet())
+
+
+def test_output_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        train(TrainConfig(**SMALL), tmp_path / "file" / "run", reporter=Quiet())
+
+
+def test_warm_start_and_weights_of_another_network(tmp_path: Path) -> None:
+    config = TrainConfig(**{**SMALL, "epochs": 1, "relaxation": "ibp"})
+    first = train(config, tmp_path / "first", reporter=Quiet())
+    warm = Trainer(config.replaced({"init_from": str(tmp_path / "first")}), first.dataset)
+    for a, b in zip(first.model.parameters(), warm.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(CheckpointError, match="another network"):
+        Trainer(config.replaced({"init_from": str(tmp_path / "first"), "net": "cnn3"}), first.dataset)
+
+
+def test_damaged_and_dangerous_checkpoints(tmp_path: Path) -> None:
+    config = TrainConfig(**{**SMALL, "epochs": 1, "relaxation": "ibp"})
+    train(config, tmp_path / "run", reporter=Quiet())
+    weights = tmp_path / "run" / "weights.pt"
+    content = weights.read_bytes()
+    for cut in (0, 10, len(content) // 2, len(content) - 10):
+        weights.write_bytes(content[:cut])
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            load_run(tmp_path / "run")
+    torch.save({"model": Exploit()}, weights)
+    with pytest.raises(CheckpointError, match="other than tensors"):
+        load_run(tmp_path / "run")
+    assert not Path("exploited").exists()
+
+
+class Exploit:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("exploited"),))
+
+
+def test_resume_with_other_options_is_refused(tmp_path: Path) -> None:
+    config = TrainConfig(**{**SMALL, "epochs": 1, "relaxation": "ibp"})
+    train(config, tmp_path / "run", reporter=Quiet())
+    with pytest.raises(ConfigError, match="another configuration"):
+        train(config.replaced({"lr": 0.5}), tmp_path / "run", reporter=Quiet(), resume=True)
+
+
+def test_every_preset_is_a_valid_configuration() -> None:
+    for name in PRESETS:
+        for estimator in ("grad", "rgs", "pgpe", "sam"):
+            config = make_config({"preset": name, "estimator": estimator})
+            assert config.preset == name
+            if name.startswith("paper-"):
+                assert config.val_fraction == 0.0
+                assert (config.l1, config.warmup) == (0.0, 0.0)
+
+
+def test_paper_presets_are_the_appendix() -> None:
+    mnist = make_config({"preset": "paper-mnist-0.1", "estimator": "rgs"})
+    assert (mnist.lr, mnist.epochs, mnist.milestones, mnist.lr_factor) == (5e-5, 70, (50.0, 60.0), 0.2)
+    assert mnist.eps_anneal_epochs == 20
+    assert mnist.estimator_options == {"sigma": 1e-3, "samples": 2}
+    assert mnist.sigma_factor == 0.4
+    pgpe = make_config({"preset": "paper-cifar10-8/255", "estimator": "pgpe"})
+    assert (pgpe.epochs, pgpe.batch_size, pgpe.lr, pgpe.lr_factor) == (150, 128, 3e-4, 0.4)
+    assert pgpe.milestones == (110.0, 130.0)
+    assert pgpe.eps_anneal_epochs == 50
+    assert make_config({"preset": "paper-mnist-0.1", "estimator": "pgpe"}).eps_schedule().at(0.0) == 0.1
+    cifar = make_config({"preset": "paper-cifar10-2/255", "estimator": "grad"})
+    assert cifar.eps_schedule().at(1.0) == 0.0
+    assert cifar.eps_schedule().at(80.0) == 2 / 255
+
+
+def test_tuned_preset_applies_when_dataset_and_eps_are_named() -> None:
+    assert make_config({"dataset": "cifar10", "eps": 8 / 255}).preset == "cifar10-8/255"
+    assert make_config({"dataset": "mnist", "eps": 0.17}).preset is None
+    assert make_config({}).preset == "digits-0.1"
+    assert tuned_preset("folder", None) is None
+    assert get_preset("mnist-0.1", "grad")["preset"] == "mnist-0.1"
+
+
+def test_configuration_file_and_options(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"epochs": 7, "lr": 0.5, "estimator": "grad"}))
+    config = make_config({"lr": 0.25}, file)
+    assert (config.epochs, config.lr, config.estimator) == (7, 0.25, "grad")
+    stored = TrainConfig(**{**SMALL, "epochs": 1})
+    assert TrainConfig(**json.loads(json.dumps(stored.to_dict()))) == stored
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"epoch": 7}', "unknown configuration key 'epoch'; did you mean 'epochs'"),
+        ('{"epochs": "many"}', "must be of type int"),
+        ('{"net": "evil.py:make"}', "asks for code to be executed"),
+        ("[1, 2]", "must hold one JSON object"),
+        ('{"epochs": 7', "not valid JSON"),
+        ('{"eps": NaN}', "eps must be a number in"),
+        ('{"loss_options": {"steps": "ten"}}', "must be a number"),
+    ],
+)
+def test_bad_configuration_files(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        make_config({}, file)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"relaxation": "crwn"}, "did you mean 'crown'"),
+        ({"estimator": "pgp"}, "did you mean 'pgpe'"),
+        ({"dataset": "minst"}, "did you mean 'mnist'"),
+        ({"net": "cnn33"}, "did you mean 'cnn3'"),
+        ({"preset": "paper-mnist-0.2"}, "did you mean 'paper-mnist-0.3'|did you mean 'paper-mnist-0.1'"),
+        ({"eps": -0.1}, "eps must be"),
+        ({"eps": math.nan}, "eps must be"),
+        ({"eps": 1.5}, "eps must be"),
+        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of rgs, pgpe"),
+        ({"relaxation": "alpha-crown", "estimator": "grad"}, "use --estimator pgpe"),
+        ({"epochs": -1}, "expected epochs >= 0"),
+        ({"loss": "pgd", "assignments": (("step", 3.0),)}, "no option 'step'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(options)
+
+
+def test_the_order_of_data_depends_on_seed_and_epoch_alone() -> None:
+    dataset = load_dataset("digits", limit=200)
+    first, second = (Trainer(TrainConfig(**{**SMALL, "seed": 3, "relaxation": "ibp"}), dataset) for _ in range(2))
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
