@@ -102,9 +102,13 @@ class Surroundings:
         for table, name, buffer, value in self._buffers:
             table[name] = buffer
             buffer.data.copy_(value)
+        self.reset_flags()
+        for p in self.parameters:
+            p.grad = None
+
+    def reset_flags(self) -> None:
         for p, flag in zip(self.parameters, self._flags, strict=True):
             p.requires_grad = flag
-            p.grad = None
 
     def restore(self) -> None:
         self.reset()

@@ -135,8 +135,9 @@ class Worker:
             return float(self._call(task, scene, point, part).item())
         with torch.enable_grad():
             loss = self._call(task, scene, point, part)
-        wanted = [(p, view) for p, view in zip(self.weights.tensors, self.weights.views(total), strict=True)]
-        wanted = [(p, view) for p, view in wanted if p.requires_grad]
+        scene.reset_flags()  # autograd refuses a weight that was switched off after its graph was built
+        pairs = zip(self.weights.tensors, self.weights.views(total), strict=True)
+        wanted = [(p, view) for p, view in pairs if p.requires_grad]
         gradients: Sequence[Tensor | None] = []
         if loss.requires_grad and wanted:
             gradients = torch.autograd.grad(loss, [p for p, _ in wanted], allow_unused=True)
