@@ -214,8 +214,17 @@ class BoundEngine:
             seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            kept = self._bounds(box, spec, relaxation, statistics)
+        with (
+            preserved(self.model),
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            # Without a graph nothing is retained, but the same tensors are alive at some time.
+            for parameter in self.model.parameters():
+                parameter.requires_grad = True
+            kept = [self._bounds(box, spec, relaxation, statistics)]
+            if not relaxation.differentiable:
+                kept.append(self.lirpa(box, spec, "CROWN", statistics))
         del kept
         weights = sum(p.untyped_storage().nbytes() for p in self.model.parameters())
         return float(max(sum(seen.values()) - weights, 1))

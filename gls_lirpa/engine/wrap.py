@@ -31,7 +31,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         for module, flag in training.items():
             module.training = flag
         for parameter, flag in grads.items():
-            parameter.requires_grad_(flag)
+            parameter.requires_grad = flag
 
 
 class _Messages(logging.Handler):
