@@ -14,6 +14,8 @@ the box and z, v are its images under the same linear pieces, then ∂/∂α = m
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +27,7 @@ ALPHA_RATE = 0.25
 BETA_RATE = 0.5
 DECAY = 0.95
 _MOMENTS = (0.9, 0.999)
+_TIGHTENING_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -126,34 +129,33 @@ class SplitBounds:
         target: float,
         alpha_rate: float = ALPHA_RATE,
         beta_rate: float = BETA_RATE,
+        deadline: float = math.inf,
     ) -> tuple[Subproblems, Pass]:
-        """The batch with its best bounds and the α, β that reached them, and the pass at those.
+        """The batch with the best α, β found and the pass at those; its ``bound`` is left to the caller.
 
-        ``iterations`` evaluations of projected Adam, each row on its own; rows above ``target`` are left alone.
+        ``iterations`` evaluations of projected Adam, each row on its own; rows above ``target`` are left
+        alone. After ``deadline`` (of ``time.monotonic``) the best so far is returned.
         """
         live = torch.arange(len(batch), device=batch.rows.device)
         alpha, beta = batch.alpha.clone(), batch.beta.clone()
-        best = torch.full_like(batch.bound, -torch.inf)
+        best = torch.full((len(batch),), -torch.inf, dtype=self.dtype, device=batch.rows.device)
         current = batch
         moments = [torch.zeros_like(alpha) for _ in range(4)]
         for step in range(iterations):
-            done = self.evaluate(current, primal=step + 1 < iterations)
-            value = done.value.to(best)
-            better = value > best[live]
+            last = step + 1 == iterations or time.monotonic() > deadline
+            done = self.evaluate(current, primal=not last)
+            better = done.value > best[live]
             kept = live[better]
-            best[kept], alpha[kept], beta[kept] = value[better], current.alpha[better], current.beta[better]
-            if step + 1 == iterations:
-                break
+            best[kept], alpha[kept], beta[kept] = done.value[better], current.alpha[better], current.beta[better]
             open_rows = best[live] <= target
-            if not open_rows.any():
+            if last or not open_rows.any():
                 break
             current = self._step(current, done, moments, step, alpha_rate, beta_rate)
             if int(open_rows.sum()) * 2 < len(live):
                 live, current = live[open_rows], current[open_rows]
                 moments = [moment[open_rows] for moment in moments]
         result = replace(batch, alpha=alpha, beta=beta)
-        final = self.evaluate(result)
-        return replace(result, bound=torch.maximum(batch.bound, final.value.to(best))), final
+        return result, self.evaluate(result)
 
     def _step(
         self, batch: Subproblems, done: Pass, moments: list[Tensor], step: int, alpha_rate: float, beta_rate: float
@@ -175,7 +177,7 @@ def _adam(gradient: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:
     return mean / (scale + 1e-8)
 
 
-def tightened(form: SplitForm, *, iterations: int) -> SplitForm:
+def tightened(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> SplitForm:
     """The form with α-optimised bounds of its pre-activations, each neuron's side with its own slopes."""
     for number in range(1, len(form.layers)):
         layer = form.layers[number]
@@ -188,7 +190,11 @@ def tightened(form: SplitForm, *, iterations: int) -> SplitForm:
             offset=torch.cat([layer.offset, -layer.offset]),
         )
         bounds = SplitBounds(below, dtype=torch.float64)
-        start = bounds.start(torch.arange(2 * len(layer), device=layer.index.device))
-        lower, upper = bounds.optimise(start, iterations=iterations, target=0.0)[0].bound.chunk(2)
+        rows = torch.arange(2 * len(layer), device=layer.index.device)
+        values = [
+            bounds.optimise(bounds.start(part), iterations=iterations, target=0.0, deadline=deadline)[1].value
+            for part in rows.split(_TIGHTENING_BATCH)
+        ]
+        lower, upper = torch.cat(values).chunk(2)
         form = form.with_layer(number, lower, -upper)
     return form

@@ -1,0 +1,244 @@
+"""Branch and bound over ReLU splits: the complete last stage of the cascade.
+
+One search per sample, over all its open classes together. Subproblems are bounded in batches with
+α and β (``engine.split_bounds``), optimised in float32 and accepted only by a float64 evaluation; a
+subproblem with no neuron left to split is an LP. A bound is never below its parent's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.certification.branch_attack import Descent
+from gls_lirpa.certification.branch_queue import Queue
+from gls_lirpa.certification.branch_rules import RULES, Rule, by_children, children, ranked
+from gls_lirpa.certification.exact_lp import minimise
+from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
+from gls_lirpa.engine.boxes import Box, margin_spec
+from gls_lirpa.engine.split import FormBuilder, SplitForm
+from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, tightened
+from gls_lirpa.errors import ConfigError
+
+AIM = 2e-4
+"""Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in
+float32 does not count as a proof."""
+
+_BATCH_WORK = 2.0e10
+"""Multiplications per batch, about a second of one core, so that a time limit is noticed in time."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to search. ``candidates`` > 1: that many neurons are compared by bounding their children."""
+
+    max_nodes: int | None = None
+    batch_size: int = 256
+    iterations: int = 20
+    root_iterations: int = 50
+    tightening_iterations: int = 20
+    rule: str = "gap"
+    candidates: int = 4
+    max_levels: int = 3
+    queue_mib: int = 1024
+    attack_starts: int = 4
+    attack_steps: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
+        if self.max_nodes is not None and self.max_nodes < 1:
+            raise ConfigError(f"expected max_nodes >= 1 or None, got {self.max_nodes}")
+        if min(self.tightening_iterations, self.attack_starts, self.attack_steps) < 0:
+            raise ConfigError("expected tightening_iterations, attack_starts and attack_steps >= 0")
+        RULES.get(self.rule)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Lower bounds of the rows, a counterexample or None, whether a limit ended the search, nodes bounded."""
+
+    lower: Tensor
+    counterexample: Tensor | None
+    exhausted: bool
+    nodes: int
+
+
+class BranchAndBound:
+    """The stage ``bab``.
+
+    >>> from torch import nn
+    >>> from gls_lirpa.engine.bounds import BoundEngine
+    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    >>> x = torch.rand(1, 1, 2, 2)
+    >>> label, box = model(x).argmax(1), linf_box(x, 0.01)
+    >>> samples = OpenSamples(torch.arange(1), x, label, box, torch.full((1, 2), -1.0), torch.zeros(1, 2).bool())
+    >>> found = BranchAndBound()(Subject(model, BoundEngine(model, x)), samples, timeout=10.0)
+    >>> bool((found.lower > 0).all()), found.exhausted
+    (True, [False])
+    """
+
+    name = "bab"
+    batch = 1
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = Settings() if settings is None else settings
+        self._subject: Subject | None = None
+        self._builder: FormBuilder | None = None
+
+    def __call__(self, subject: Subject, samples: OpenSamples, *, timeout: float) -> Findings:
+        lower = torch.full_like(samples.lower, -torch.inf)
+        counterexamples: list[Tensor | None] = []
+        exhausted: list[bool] = []
+        for i in range(len(samples)):
+            deadline = time.monotonic() + timeout
+            rows = (~samples.proven[i]).nonzero().flatten()
+            spec = margin_spec(samples.labels[i : i + 1], subject.engine.classes, samples.x.dtype)[0]
+            outcome = self.search(
+                subject, samples.x[i], samples.box[i : i + 1], spec[rows], samples.lower[i][rows], deadline=deadline
+            )
+            lower[i, rows] = outcome.lower.to(lower)
+            counterexamples.append(outcome.counterexample)
+            exhausted.append(outcome.exhausted)
+        return Findings(lower, counterexamples, exhausted)
+
+    def search(
+        self, subject: Subject, x: Tensor, box: Box, spec: Tensor, known: Tensor, *, deadline: float = math.inf
+    ) -> Outcome:
+        """Decide the rows ``spec`` of one sample, whose lower bounds ``known`` are already proven."""
+        with torch.no_grad():
+            form = self._form_builder(subject, x).form(box, spec)
+            if self.settings.tightening_iterations:
+                form = tightened(form, iterations=self.settings.tightening_iterations, deadline=deadline)
+            logits = subject.model(x.unsqueeze(0))
+            target = AIM * max(1.0, float(logits.abs().max()))
+            descent = Descent(subject.model, box, spec)
+            return _Search(form, descent, known.double(), target, deadline, subject.seed, self.settings).run()
+
+    def _form_builder(self, subject: Subject, x: Tensor) -> FormBuilder:
+        if self._builder is None or self._subject is not subject:
+            self._subject, self._builder = subject, FormBuilder(subject.model, x.unsqueeze(0))
+        return self._builder
+
+
+class _Search:
+    """The tree of one sample."""
+
+    def __init__(
+        self,
+        form: SplitForm,
+        descent: Descent,
+        known: Tensor,
+        target: float,
+        deadline: float,
+        seed: int,
+        settings: Settings,
+    ) -> None:
+        self._form = form
+        self._descent = descent
+        self._known = known
+        self._target = target
+        self._deadline = deadline
+        self._seed = seed
+        self._settings = settings
+        self._rule: Rule = RULES.get(settings.rule)
+        self._fast = SplitBounds(form)
+        self._exact = SplitBounds(form, dtype=torch.float64)
+        self._queue = Queue(max_mib=settings.queue_mib)
+        # The lowest bound among the finished subproblems of each row.
+        self._closed = torch.full_like(known, torch.inf)
+        self._counterexample: Tensor | None = None
+        self._nodes = 0
+        self._leaf_limit = False
+        work = 4.0 * settings.iterations * max(1, form.neurons) * (form.inputs + form.neurons)
+        self._batch = max(2, min(settings.batch_size, int(_BATCH_WORK / work)))
+
+    def run(self) -> Outcome:
+        rows = torch.arange(len(self._known), device=self._known.device)
+        self._bound(replace(self._fast.start(rows), bound=self._known.clone()), self._settings.root_iterations)
+        while len(self._queue) and not self._finished():
+            self._expand()
+        lower = [min(float(done), self._queue.lowest(i)) for i, done in enumerate(self._closed.tolist())]
+        exhausted = (len(self._queue) > 0 or self._leaf_limit) and self._counterexample is None
+        return Outcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
+
+    def _remaining(self) -> int:
+        limit = self._settings.max_nodes
+        return self._batch if limit is None else min(self._batch, limit - self._nodes)
+
+    def _finished(self) -> bool:
+        late = time.monotonic() > self._deadline
+        return self._counterexample is not None or late or self._remaining() < 2
+
+    def _expand(self) -> None:
+        """Split the most promising subproblems and bound their children, in one batch.
+
+        Where there are few, each is split by several neurons at once to fill the batch.
+        """
+        room = self._remaining()
+        batch, candidates = self._queue.pop(room // 2)
+        available = int((candidates >= 0).sum(1).min())
+        levels = max(1, min(self._settings.max_levels, available, int(math.log2(room / len(batch)))))
+        neurons = by_children(self._fast, batch, candidates)[:, :levels]
+        self._bound(children(batch, neurons), self._settings.iterations)
+
+    def _bound(self, batch: Subproblems, iterations: int) -> None:
+        """Bound a batch, close what is decided, look for counterexamples, queue the rest."""
+        self._nodes += len(batch)
+        batch, done = self._fast.optimise(
+            batch, iterations=iterations, target=self._target, deadline=self._deadline
+        )
+        exact = self._exact.evaluate(batch, primal=False).value
+        batch = replace(batch, bound=torch.maximum(batch.bound, exact))
+        # Above a finished subproblem of its row, a bound no longer matters to the row's minimum.
+        proven = batch.bound > self._closed.clamp(max=self._target)[batch.rows]
+        leaves = (batch.signs != 0).all(1) & ~proven
+        self._close(batch.rows[proven], batch.bound[proven])
+        for i in leaves.nonzero().flatten().tolist():
+            self._leaf(batch, i)
+        rest = ~(proven | leaves)
+        if not rest.any():
+            return
+        batch, done = batch[rest], _part(done, rest)
+        if self._counterexample is None:
+            x = self._form.point(done.t)
+            self._counterexample = self._descent.search(
+                x, batch.rows, starts=self._settings.attack_starts, steps=self._settings.attack_steps
+            )
+        count = max(self._settings.candidates, self._settings.max_levels)
+        self._queue.push(batch, ranked(self._form, batch, done, self._rule, count))
+
+    def _close(self, rows: Tensor, bounds: Tensor) -> None:
+        self._closed = self._closed.scatter_reduce(0, rows, bounds, "amin")
+
+    def _leaf(self, batch: Subproblems, i: int) -> None:
+        """Every sign is fixed: the network is linear here and its minimum an LP's."""
+        row = int(batch.rows[i])
+        answer = minimise(
+            self._form,
+            row,
+            signs=batch.signs[i],
+            time_limit=max(0.0, self._deadline - time.monotonic()),
+            seed=self._seed,
+        )
+        self._leaf_limit |= answer.status == "limit"
+        bound = max(float(batch.bound[i]), answer.bound)
+        self._close(batch.rows[i : i + 1], batch.bound.new_tensor([bound]))
+        if answer.t is not None and answer.value <= 0 and self._counterexample is None:
+            x = self._descent.inside(self._form.point(answer.t.unsqueeze(0)))
+            found = self._descent.search(
+                x, batch.rows[i : i + 1], starts=self._settings.attack_starts, steps=self._settings.attack_steps
+            )
+            # A margin of zero up to rounding may not replay; the row is refuted all the same.
+            self._counterexample = x[0] if found is None else found
+
+
+def _part(done: Pass, index: Tensor) -> Pass:
+    return Pass(done.value[index], done.t[index], done.z[index], done.v[index], done.coefficient[index])

@@ -1,0 +1,55 @@
+"""Counterexamples from subproblems: the input at which a bound is attained, and a few steps down from it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.engine.boxes import Box
+
+
+class Descent:
+    """Signed gradient descent of single margins of one sample inside its box."""
+
+    def __init__(self, model: nn.Module, box: Box, spec: Tensor) -> None:
+        self._model = model
+        self._box = box
+        self._spec = spec
+        self._radius = (box.upper - box.lower) / 2
+
+    def inside(self, x: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x.to(self._box.lower), self._box.lower), self._box.upper)
+
+    def margins(self, x: Tensor) -> Tensor:
+        """The sample's margins at inputs (n, …): (n, rows)."""
+        values: Tensor = self._model(x) @ self._spec.t()
+        return values
+
+    def search(self, x: Tensor, rows: Tensor, *, starts: int, steps: int) -> Tensor | None:
+        """An input with a negative margin, from the ``starts`` lowest of the candidates ``x``, or None."""
+        x = self.inside(x)
+        with torch.no_grad():
+            margins = self.margins(x)
+        found = _violation(x, margins)
+        if found is not None:
+            return found
+        chosen = margins.gather(1, rows[:, None])[:, 0].argsort(stable=True)[:starts]
+        x, rows = x[chosen], rows[chosen]
+        for step in range(steps):
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                values = self.margins(leaf)
+                (gradient,) = torch.autograd.grad(values.gather(1, rows[:, None]).sum(), leaf)
+            rate = 0.5 * (1 - step / steps)
+            x = self.inside(x - rate * self._radius * gradient.sign())
+            with torch.no_grad():
+                found = _violation(x, self.margins(x))
+            if found is not None:
+                return found
+        return None
+
+
+def _violation(x: Tensor, margins: Tensor) -> Tensor | None:
+    worst = margins.amin(1)
+    lowest = int(worst.argmin())
+    return x[lowest].clone() if float(worst[lowest]) < 0 else None
