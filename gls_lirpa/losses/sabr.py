@@ -1,0 +1,138 @@
+"""SABR: bounds over a small box around an adversarial point (Müller et al. 2023).
+
+Instead of the whole ε-box B_ε(x), SABR propagates a small box that is likely to hold the worst
+point. With the relative size λ ∈ [0, 1] and τ = λε,
+
+    x′ = PGD point of B_{ε−τ}(x),    loss = robust CE over B_τ(x′) ⊆ B_ε(x),
+
+both intersected with the pixel range. λ = 1 is the full box (x′ = x), λ = 0 adversarial training.
+The result is no bound of the worst case unless λ = 1; it is a training signal.
+
+ReLU shrinkage c < 1 tightens further: behind every ReLU the box [l, u] becomes
+[m − c·r, m + c·r] with m = (l + u)/2, r = (u − l)/2. It is defined for boxes, so for IBP alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.engine.batchnorm import Statistics, batchnorms
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import Bounds, Box, linf_box
+from gls_lirpa.engine.graph import Node
+from gls_lirpa.engine.wrap import preserved
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
+from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
+from gls_lirpa.relaxations import Relaxation
+
+
+def small_box(batch: LossInput, *, lam: float, steps: int) -> Box:
+    """B_{λε}(x′) ∩ B_ε(x) ∩ [0, 1], x′ found by ``steps`` of PGD in B_{(1−λ)ε}(x)."""
+    lam = number("lam", lam, most=1.0)
+    whole_box = batch.box
+    if lam == 1.0:
+        return whole_box
+    center = batch.adversarial(linf_box(batch.x, (1.0 - lam) * batch.eps), steps=whole("steps", steps, least=1))
+    small = linf_box(center, lam * batch.eps)
+    # In exact arithmetic it lies in the ε-box already.
+    return Box(torch.maximum(small.lower, whole_box.lower), torch.minimum(small.upper, whole_box.upper))
+
+
+def relu_box(lower: Tensor, upper: Tensor, shrinkage: float = 1.0) -> Box:
+    """A ReLU's image of [lower, upper], shrunk around its centre.
+
+    >>> box = relu_box(torch.tensor([-1.0]), torch.tensor([2.0]), 0.5)
+    >>> box.lower.item(), box.upper.item()
+    (0.5, 1.5)
+    """
+    lower, upper = torch.relu(lower), torch.relu(upper)
+    if shrinkage == 1.0:
+        return Box(lower, upper)
+    center, radius = (lower + upper) / 2, shrinkage * (upper - lower) / 2
+    return Box(center - radius, center + radius)
+
+
+def shrinking(relaxation: Relaxation, shrinkage: float) -> Relaxation:
+    """The relaxation with ReLU shrinkage; itself where ``shrinkage`` is 1.
+
+    >>> from gls_lirpa.relaxations import RELAXATIONS
+    >>> shrinking(RELAXATIONS.get("ibp"), 0.8).name
+    'ibp-shrinking'
+    """
+    shrinkage = number("shrinkage", shrinkage, most=1.0)
+    if shrinkage == 1.0:
+        return relaxation
+    if relaxation.name != "ibp":
+        raise ConfigError(
+            f"ReLU shrinkage is defined for boxes: use relaxation 'ibp', or shrinkage=1 with {relaxation.name!r}"
+        )
+
+    def bound(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
+        with _in_buffers(engine.core, statistics):
+            nodes = engine.graph()
+        # Reading a weight through auto_LiRPA's graph sets its requires_grad flag.
+        with preserved(engine.model):
+            return _shrunk_ibp(nodes, engine.normalized_box(box), spec, shrinkage)
+
+    return replace(relaxation, name=f"{relaxation.name}-shrinking", bound=bound)
+
+
+@contextlib.contextmanager
+def _in_buffers(core: nn.Module, statistics: Statistics) -> Iterator[None]:
+    """Batch statistics in the place of the running ones, from which a graph takes its constants."""
+    layers = batchnorms(core)
+    saved = {name: (layers[name].running_mean, layers[name].running_var) for name in statistics}
+    try:
+        for name, (mean, var) in statistics.items():
+            layers[name].running_mean, layers[name].running_var = mean, var
+        yield
+    finally:
+        for name, running in saved.items():
+            layers[name].running_mean, layers[name].running_var = running
+
+
+def _shrunk_ibp(nodes: list[Node], box: Box, spec: Tensor, shrinkage: float) -> Bounds:
+    """IBP in the form centre ± radius, with the rows of ``spec`` merged into a final linear layer."""
+    values: dict[str, tuple[Tensor, Tensor]] = {}
+    intermediate: dict[str, tuple[Tensor, Tensor]] = {}
+    last = nodes[-1]
+    for node in nodes if last.weight is None else nodes[:-1]:
+        inputs = [values[name] for name in node.inputs]
+        if node.kind == "input":
+            values[node.name] = box.center, (box.upper - box.lower) / 2
+        elif node.kind == "relu":
+            (center, radius) = inputs[0]
+            intermediate[node.inputs[0]] = center - radius, center + radius
+            image = relu_box(center - radius, center + radius, shrinkage)
+            values[node.name] = image.center, (image.upper - image.lower) / 2
+        elif node.kind == "sum":
+            (first, second) = inputs
+            values[node.name] = first[0] + node.signs[1] * second[0], first[1] + second[1]
+        elif node.affine is not None:
+            center, radius = inputs[0]
+            values[node.name] = node.affine(center, False, True), node.affine(radius, True, False)
+    center, radius = values[last.name if last.weight is None else last.inputs[0]]
+    matrix, offset = spec, torch.zeros((), dtype=spec.dtype, device=spec.device)
+    if last.weight is not None:
+        weight, bias = last.weight()
+        matrix = spec @ weight
+        offset = offset if bias is None else spec @ bias
+    lower = (matrix @ center.unsqueeze(-1) - matrix.abs() @ radius.unsqueeze(-1)).squeeze(-1) + offset
+    return Bounds(lower, intermediate)
+
+
+def sabr(batch: LossInput, *, lam: float, steps: int, shrinkage: float) -> Tensor:
+    """Robust cross-entropy over the small box around an adversarial point."""
+    relaxation = shrinking(batch.relaxation, shrinkage)
+    box = small_box(batch, lam=lam, steps=steps)
+    loss = batch.engine.mean_loss(box, batch.y, relaxation, margin_cross_entropy, statistics=batch.statistics)
+    return with_gradient_or_refusal(batch, loss)
+
+
+LOSSES.register("sabr", Loss("sabr", sabr, bounds=True, options={"lam": 0.4, "steps": 8, "shrinkage": 1.0}))

@@ -1,0 +1,239 @@
+"""TAPS and STAPS: bounds through the first block, attacks through the second (Mao et al. 2023).
+
+The network is cut behind a ReLU, f = f₂ ∘ f₁. Bounds give a box [l, u] of f₁ over the input box (for
+STAPS over SABR's small box). In it, PGD through f₂ looks for the smallest margin of each class,
+
+    z_j ≈ argmin over z ∈ [l, u] of f₂(z)_y − f₂(z)_j,    m_j = f₂(z_j)_y − f₂(z_j)_j,
+
+one attack per class (``multi=1``), or one point of large cross-entropy for all (``multi=0``, for many
+classes). m_j underestimates the worst case over [l, u], which itself overestimates that over the
+input box. If f₂ is affine a converged attack is exact, and m_j are IBP's margins.
+
+**Gradient connector.** z_j is found by an attack, so its dependence on l and u is defined, per
+coordinate with width w = u − l and the threshold c ∈ (0, 1] of the rectified linear rule:
+
+    ∂z/∂l = max(0, 1 − (z − l)/(c·w)),    ∂z/∂u = max(0, 1 − (u − z)/(c·w)).
+
+c = 1 differentiates z = (1 − t)·l + t·u at fixed t, c → 0 links only points on the faces. The method
+uses c = 0.5. Where w = 0 the three coincide and l and u get one half each.
+
+**Loss.** Per sample L = L_T · L_I: the cross-entropy over m_j times that over the relaxation's own
+margins on the same input box, with the scale s of TAPS's gradient and a = s/(1 + s):
+
+    ∇L := 2a · L_I ∇L_T + 2(1 − a) · L_T ∇L_I.
+
+s = 1 is the product rule. PGPE sees the product alone: s and c only shape backpropagated gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.attacks import Forward, pgd_points
+from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
+from gls_lirpa.losses.sabr import relu_box, shrinking, small_box
+from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
+from gls_lirpa.relaxations import Relaxation
+from gls_lirpa.structure import split_blocks
+
+
+class _Connector(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, points: Tensor, lower: Tensor, upper: Tensor, threshold: float) -> Tensor:
+        ctx.save_for_backward(points, lower, upper)
+        ctx.threshold = threshold
+        return points.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Any) -> tuple[None, Tensor, Tensor, None]:
+        (outer,) = outputs
+        points, lower, upper = ctx.saved_tensors
+        width = upper - lower
+        flat = width <= 0
+        reach = ctx.threshold * torch.where(flat, torch.ones_like(width), width)
+        to_lower = torch.where(flat, 0.5, torch.relu(1 - (points - lower) / reach))
+        to_upper = torch.where(flat, 0.5, torch.relu(1 - (upper - points) / reach))
+        return None, outer * to_lower, outer * to_upper, None
+
+
+def connect(points: Tensor, box: Box, *, threshold: float = 0.5) -> Tensor:
+    """``points`` of a box as a function of its faces, with the connector's gradient.
+
+    >>> lower, upper = torch.zeros(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    >>> connect(torch.tensor([0.25]), Box(lower, upper)).backward()
+    >>> lower.grad.item(), upper.grad.item()
+    (0.5, 0.0)
+    """
+    result: Tensor = _Connector.apply(points, box.lower, box.upper, threshold)  # type: ignore[no-untyped-call]
+    return result
+
+
+def product(first: Tensor, second: Tensor, *, scale: float) -> Tensor:
+    """first · second, the gradient through ``first`` times 2a, through ``second`` times 2(1 − a).
+
+    >>> a, b = torch.tensor(3.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)
+    >>> value = product(a, b, scale=4.0)
+    >>> value.backward()
+    >>> value.item(), round(a.grad.item(), 4), round(b.grad.item(), 4)
+    (15.0, 8.0, 1.2)
+    """
+    share = scale / (1.0 + scale)
+    return _scaled(first, 2.0 * share) * _scaled(second, 2.0 * (1.0 - share))
+
+
+def _scaled(value: Tensor, factor: float) -> Tensor:
+    """The same value with ``factor`` times its gradient."""
+    return value.detach() + factor * (value - value.detach())
+
+
+def second_block(model: nn.Module, relus: int) -> nn.Sequential:
+    """The layers behind the cut that leaves ``relus`` ReLUs to the second block.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> len(second_block(net, 1))
+    2
+    """
+    own = getattr(model, "blocks", None)
+    blocks = list(own()) if callable(own) and not isinstance(own, nn.Module) else split_blocks(model)
+    behind = [i for i in range(1, len(blocks)) if _ends_in_relu(blocks[i - 1])]
+    cuts = {sum(_count_relus(block) for block in blocks[i:]): i for i in behind}
+    if relus not in cuts:
+        allowed = " or ".join(str(count) for count in sorted(cuts)) or "none, it has no ReLU to cut behind"
+        raise ConfigError(f"TAPS cannot cut this network with relus={relus} in the second block: possible is {allowed}")
+    return nn.Sequential(*blocks[cuts[relus] :])
+
+
+def _count_relus(module: nn.Module) -> int:
+    return sum(isinstance(layer, nn.ReLU) for _, layer in module.named_modules(remove_duplicate=False))
+
+
+def _ends_in_relu(block: nn.Module) -> bool:
+    return isinstance(block, nn.Sequential) and len(block) > 0 and isinstance(block[-1], nn.ReLU)
+
+
+@dataclass(frozen=True)
+class LatentAttack:
+    """Where the network is cut, and how its second block is attacked."""
+
+    relus: int
+    threshold: float
+    steps: int
+    restarts: int
+    multi: bool
+    shrinkage: float
+    seed: int
+
+    def margins(self, forward: Forward, latent: Box, spec: Tensor) -> Tensor:
+        """The smallest margins found in the latent boxes, connected to their faces."""
+        copies = spec.shape[1] if self.multi else 1
+        # One row of the specification per attacked point, or all rows at one point.
+        rows = spec.flatten(0, 1).unsqueeze(1) if self.multi else spec
+        boxes = Box(latent.lower.repeat_interleave(copies, 0), latent.upper.repeat_interleave(copies, 0))
+        fixed = Box(boxes.lower.detach(), boxes.upper.detach())
+
+        def margins(z: Tensor) -> Tensor:
+            return (rows @ forward(z).unsqueeze(-1)).squeeze(-1)
+
+        def objective(values: Tensor, _: Tensor) -> Tensor:
+            return -values.squeeze(1) if self.multi else margin_cross_entropy(values)
+
+        points = pgd_points(
+            margins,
+            fixed.center,
+            torch.empty(0),
+            fixed,
+            steps=self.steps,
+            restarts=self.restarts,
+            # Every chunk starts from the same seed: measuring the memory of one must change nothing.
+            generator=torch.Generator().manual_seed(self.seed),
+            objective=objective,
+        )
+        return margins(connect(points, boxes, threshold=self.threshold)).reshape(spec.shape[:2])
+
+    def latent_box(self, bounds: Bounds, model: nn.Module) -> Box:
+        """The box behind the cut, from the bounds of the ReLU in front of it."""
+        layers, relus = _count_relus(model), list(bounds.intermediate.values())
+        if layers != len(relus):
+            raise ConfigError(
+                f"TAPS cannot cut this network: its graph has {len(relus)} ReLUs, its layers show {layers}; "
+                "use an nn.Sequential with one nn.ReLU layer per use"
+            )
+        return relu_box(*relus[len(relus) - self.relus - 1], self.shrinkage)
+
+
+def attacked(relaxation: Relaxation, attack: LatentAttack) -> Relaxation:
+    """TAPS's estimate in the shape of a relaxation, so that the engine's chunking by memory applies.
+
+    Its ``bound`` returns the attack's margins followed by those of the relaxation.
+    """
+    inner = shrinking(relaxation, attack.shrinkage)
+
+    def bound(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
+        tail = second_block(engine.model, attack.relus)
+        bounds = inner.bound(engine, box, spec, statistics)
+
+        def forward(z: Tensor) -> Tensor:
+            with applied_statistics(engine.core, statistics):
+                logits: Tensor = tail(z)
+            return logits
+
+        estimate = attack.margins(forward, attack.latent_box(bounds, engine.model), spec)
+        return Bounds(torch.cat([estimate, bounds.lower], dim=1), bounds.intermediate)
+
+    kind = "multi" if attack.multi else "single"
+    return replace(inner, name=f"{inner.name}-attacked-{kind}", bound=bound)
+
+
+def staps(
+    batch: LossInput,
+    *,
+    relus: int,
+    scale: float,
+    threshold: float,
+    latent_steps: int,
+    restarts: int,
+    multi: int,
+    lam: float,
+    steps: int,
+    shrinkage: float,
+) -> Tensor:
+    """TAPS over SABR's small box, with ReLU shrinkage in the bounded part."""
+    source = batch.generator
+    device = torch.device("cpu") if source is None else source.device
+    attack = LatentAttack(
+        relus=whole("relus", relus),
+        threshold=number("threshold", threshold, least=1e-6, most=1.0),
+        steps=whole("latent_steps", latent_steps, least=1),
+        restarts=whole("restarts", restarts, least=1),
+        multi=bool(whole("multi", multi, most=1)),
+        shrinkage=number("shrinkage", shrinkage, most=1.0),
+        seed=int(torch.randint(2**63 - 1, (1,), generator=source, device=device)),
+    )
+    scale = number("scale", scale)
+    relaxation = attacked(batch.relaxation, attack)
+    box = small_box(batch, lam=lam, steps=steps)
+
+    def sample_loss(margins: Tensor) -> Tensor:
+        estimate, bounded = margins.chunk(2, dim=1)
+        return product(margin_cross_entropy(estimate), margin_cross_entropy(bounded), scale=scale)
+
+    loss = batch.engine.mean_loss(box, batch.y, relaxation, sample_loss, statistics=batch.statistics)
+    return with_gradient_or_refusal(batch, loss)
+
+
+_OPTIONS = {"relus": 1, "scale": 4.0, "threshold": 0.5, "latent_steps": 20, "restarts": 1, "multi": 1}
+# Over the whole box (λ = 1) there is no point to look for: TAPS.
+_WHOLE_BOX = partial(staps, lam=1.0, steps=1, shrinkage=1.0)
+LOSSES.register("taps", Loss("taps", _WHOLE_BOX, bounds=True, options=_OPTIONS))
+LOSSES.register(
+    "staps", Loss("staps", staps, bounds=True, options={**_OPTIONS, "lam": 0.4, "steps": 8, "shrinkage": 1.0})
+)
