@@ -81,7 +81,7 @@ class BoundEngine:
     ) -> Bounds:
         """Bounds of ``spec`` · f and of every pre-activation, in chunks where no graph is needed."""
         statistics = self._statistics(box, statistics)
-        if torch.is_grad_enabled() and relaxation.differentiable:
+        if self._needs_graph(relaxation):
             return self._bounds(box, spec, relaxation, statistics)
         parts = [
             self._bounds(box[part], spec[part], relaxation, statistics)
@@ -109,7 +109,7 @@ class BoundEngine:
         names = list(statistics)
         weights = [p for p in self.model.parameters() if p.requires_grad]
         shared = [tensor for name in names for tensor in statistics[name]]
-        if len(parts) == 1 or not torch.is_grad_enabled() or not relaxation.differentiable:
+        if len(parts) == 1 or not self._needs_graph(relaxation):
             losses = [
                 sample_loss(self._bounds(box[part], spec[part], relaxation, statistics).lower) for part in parts
             ]
@@ -173,6 +173,10 @@ class BoundEngine:
                 return self._bounds(box, spec, relaxation, statistics)
             message = " ".join(str(error).split()) or type(error).__name__
             raise UnsupportedLayerError(f"{relaxation.name} cannot bound this network: {message[:300]}") from error
+
+    def _needs_graph(self, relaxation: Relaxation) -> bool:
+        trained = any(parameter.requires_grad for parameter in self.model.parameters())
+        return torch.is_grad_enabled() and relaxation.differentiable and trained
 
     def _statistics(self, box: Box, statistics: Statistics | None) -> Statistics:
         if statistics is None:
