@@ -7,6 +7,7 @@ against the numerical margin and counterexamples against the plain network.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,11 +15,16 @@ from torch import Tensor, nn
 
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box
+from gls_lirpa.registry import Registry
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The network under certification: BatchNorm folded, eval mode, no gradients wanted."""
+    """The network under certification: BatchNorm folded, eval mode, no gradients wanted.
+
+    Bounds too close to zero are computed a second time on a float64 subject, by the same stage: a
+    stage works in the dtype of the box it is given, or raises EngineError where it cannot.
+    """
 
     model: nn.Module
     engine: BoundEngine
@@ -63,3 +69,17 @@ class Stage(Protocol):
     def __call__(self, subject: Subject, samples: OpenSamples, *, timeout: float) -> Findings:
         """Work on ``samples``; ``timeout`` is the limit in seconds per sample."""
         ...
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """What stages can be asked for; each takes what concerns it. ``max_nodes`` None: no limit."""
+
+    attack_steps: int = 40
+    attack_restarts: int = 5
+    iterations: int = 20
+    max_nodes: int | None = None
+
+
+STAGES: Registry[Callable[[StageOptions], Stage]] = Registry("stage")
+"""How a stage is made, by name. Registering one is all it takes to use it in a cascade."""

@@ -1,0 +1,88 @@
+"""Convex relaxations as stages, from the cheapest to the tightest."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
+from gls_lirpa.engine.boxes import Bounds, Box, margin_spec
+from gls_lirpa.errors import EngineError
+from gls_lirpa.relaxations import Relaxation, get_relaxation
+
+CROSSED = 1e-4
+"""A lower bound above its upper bound by more than this share of their size is not rounding."""
+
+
+class BoundStage:
+    """Lower bounds of the margins not proven yet, by one relaxation.
+
+    ``fallback`` is used where the relaxation does not work in float64.
+    """
+
+    def __init__(self, relaxation: Relaxation, *, batch: int, fallback: Relaxation | None = None) -> None:
+        self.name = relaxation.name
+        self.batch = batch
+        self._relaxation = relaxation
+        self._fallback = fallback
+
+    def __call__(self, subject: Subject, samples: OpenSamples, *, timeout: float) -> Findings:
+        del timeout  # one call per sample, whose cost depends on the network alone
+        classes = open_classes(samples.proven)
+        spec = margin_spec(samples.labels, subject.engine.classes, samples.box.lower.dtype)
+        rows = spec.gather(1, classes.unsqueeze(2).expand(-1, -1, spec.shape[2]))
+        with torch.no_grad():
+            found = self._bounds(subject, samples.box, rows)
+        lower = torch.full_like(samples.lower, -torch.inf)
+        lower.scatter_(1, classes, torch.where(crossed(found).unsqueeze(1), -torch.inf, found.lower))
+        return Findings(lower, [None] * len(samples), [False] * len(samples))
+
+    def _bounds(self, subject: Subject, box: Box, rows: Tensor) -> Bounds:
+        if self._fallback is None or box.lower.dtype != torch.float64:
+            return subject.engine.bounds(box, rows, self._relaxation)
+        try:
+            return subject.engine.bounds(box, rows, self._relaxation)
+        except EngineError:
+            return subject.engine.bounds(box, rows, self._fallback)
+
+
+def open_classes(proven: Tensor) -> Tensor:
+    """Columns that hold every unproven class of each sample: as many as the neediest sample has.
+
+    Samples with fewer get some of their proven classes as well.
+
+    >>> open_classes(torch.tensor([[True, False, True], [False, True, True]])).tolist()
+    [[1], [0]]
+    """
+    width = max(1, int((~proven).sum(1).max()))
+    return proven.to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+
+
+def crossed(bounds: Bounds) -> Tensor:
+    """Samples with a pre-activation whose bounds are NaN or cross by more than rounding."""
+    odd = torch.zeros(len(bounds.lower), dtype=torch.bool, device=bounds.lower.device)
+    for lower, upper in bounds.intermediate.values():
+        ordered = lower <= upper + CROSSED * (1 + upper.abs())  # false for a NaN
+        odd |= ~ordered.flatten(1).all(1)
+    return odd
+
+
+def _stage(options: StageOptions, *, relaxation: str, batch: int) -> Stage:
+    del options  # none concerns these
+    return BoundStage(get_relaxation(relaxation), batch=batch)
+
+
+def _alpha_stage(options: StageOptions) -> Stage:
+    relaxation = get_relaxation("alpha-crown", iterations=options.iterations)
+    return BoundStage(relaxation, batch=32, fallback=get_relaxation("crown"))
+
+
+# The engine cuts a batch into chunks that fit its memory budget. Batches are as small as still fills
+# a chunk on a cnn3, so that verdicts appear early.
+STAGES.register("ibp", partial(_stage, relaxation="ibp", batch=256), aliases=("box", "interval"))
+STAGES.register("hbox", partial(_stage, relaxation="hbox", batch=32), aliases=("hybrid-box",))
+STAGES.register("crown-ibp", partial(_stage, relaxation="crown-ibp", batch=64))
+STAGES.register("crown", partial(_stage, relaxation="crown", batch=32), aliases=("deeppoly",))
+STAGES.register("alpha-crown", _alpha_stage, aliases=("α-crown", "crown-optimized"))
