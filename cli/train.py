@@ -18,7 +18,9 @@ from .options import Assignment, Numbers, Radius
 @click.option("--loss", help="robust (default), pgd or natural.")
 @click.option("--relaxation", help="ibp, hbox, crown-ibp, crown (= deeppoly), alpha-crown or alpha-crown-step.")
 @click.option("--estimator", help="grad, rgs, pgpe or sam.")
-@click.option("--preset", help="A recipe, e.g. mnist-0.1 or paper-mnist-0.1; by default the tuned one, if there is one.")
+@click.option(
+    "--preset", help="A recipe, e.g. mnist-0.1 or paper-mnist-0.1; by default the tuned one, if there is one."
+)
 @click.option("--config", type=click.Path(path_type=Path), help="JSON file with any of the run's fields.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")

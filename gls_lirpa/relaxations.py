@@ -38,9 +38,7 @@ def _hbox(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -
     return engine.hbox(box, spec, statistics)
 
 
-def _alpha(
-    engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None
-) -> Bounds:
+def _alpha(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None) -> Bounds:
     return engine.alpha(box, spec, statistics, iterations=iterations)
 
 
@@ -71,5 +69,7 @@ def get_relaxation(name: str | Relaxation, *, iterations: int | None = None) -> 
     if iterations is None:
         return relaxation
     if relaxation.name != "alpha-crown" or iterations < 1:
-        raise ConfigError(f"iterations must be >= 1 and apply to alpha-crown alone, got {iterations} for {relaxation.name}")
+        raise ConfigError(
+            f"iterations must be >= 1 and apply to alpha-crown alone, got {iterations} for {relaxation.name}"
+        )
     return replace(relaxation, bound=partial(_alpha, iterations=iterations))

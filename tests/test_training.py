@@ -100,8 +100,8 @@ def test_resume_after_a_kill_forgets_what_came_after_the_checkpoint(tmp_path: Pa
 
 def test_a_killed_process_can_be_resumed(tmp_path: Path) -> None:
     """SIGKILL at an arbitrary moment: the folder still holds a loadable checkpoint."""
-    arguments = ["--net", "cnn3-tiny", "--limit", "200", "--epochs", "200", "--relaxation", "ibp", "--estimator", "grad"]
-    command = [sys.executable, "-m", "glscert", "train", "--out", str(tmp_path / "run"), *arguments]
+    options = "--net cnn3-tiny --limit 200 --epochs 200 --relaxation ibp --estimator grad".split()
+    command = [sys.executable, "-m", "glscert", "train", "--out", str(tmp_path / "run"), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:

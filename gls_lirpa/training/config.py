@@ -17,7 +17,7 @@ from gls_lirpa.estimators import ESTIMATORS
 from gls_lirpa.initialization import INITIALIZERS
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
-from gls_lirpa.registry import nearest
+from gls_lirpa.registry import Registry, nearest
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.schedules import EpsSchedule, StepDecay
 
@@ -68,8 +68,13 @@ class TrainConfig:
     preset: str | None = None
 
     def __post_init__(self) -> None:
-        canonical = {"loss": LOSSES, "relaxation": RELAXATIONS, "estimator": ESTIMATORS, "init": INITIALIZERS}
-        for name, registry in canonical.items():
+        registries: dict[str, Registry[Any]] = {
+            "loss": LOSSES,
+            "relaxation": RELAXATIONS,
+            "estimator": ESTIMATORS,
+            "init": INITIALIZERS,
+        }
+        for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
         if ".py:" not in self.net:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
@@ -84,7 +89,8 @@ class TrainConfig:
         self.eps_schedule()
         self.lr_schedule()
         LOSSES.get(self.loss).configured(self.loss_options)
-        if LOSSES.get(self.loss).bounds and not RELAXATIONS.get(self.relaxation).differentiable and self.estimator != "pgpe":
+        bounds = LOSSES.get(self.loss).bounds and self.estimator != "pgpe"
+        if bounds and not RELAXATIONS.get(self.relaxation).differentiable:
             raise ConfigError(
                 f"relaxation {self.relaxation!r} has no gradient in the weights, which estimator {self.estimator!r} "
                 "needs: use --estimator pgpe, or a differentiable relaxation such as crown"
@@ -95,6 +101,13 @@ class TrainConfig:
 
     def lr_schedule(self) -> StepDecay:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
+
+    def sigma_schedule(self) -> StepDecay | None:
+        """RGS's σ decays with the learning rate; PGPE's is learned."""
+        sigma = self.estimator_options.get("sigma")
+        if self.estimator != "rgs" or sigma is None:
+            return None
+        return StepDecay(sigma, factor=self.sigma_factor, milestones=self.milestones)
 
     @property
     def method(self) -> str:

@@ -13,7 +13,14 @@ from gls_lirpa.relaxations import Relaxation
 
 @torch.no_grad()
 def held_out_accuracy(
-    model: nn.Module, engine: BoundEngine, split: Split, *, eps: float, relaxation: Relaxation, samples: int, device: str
+    model: nn.Module,
+    engine: BoundEngine,
+    split: Split,
+    *,
+    eps: float,
+    relaxation: Relaxation,
+    samples: int,
+    device: str,
 ) -> tuple[float, float]:
     """Natural and certified accuracy in per cent on the first ``samples`` of a split, in eval mode."""
     modes = {module: module.training for module in model.modules()}

@@ -36,7 +36,9 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     base = get_preset(preset, estimator) if preset else {}
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
     estimator_options = _estimator_options(estimator, given)
-    return config.replaced({**fields, "dataset": dataset, "estimator": estimator, "preset": preset, **estimator_options})
+    return config.replaced(
+        {**fields, "dataset": dataset, "estimator": estimator, "preset": preset, **estimator_options}
+    )
 
 
 def _dataset_of(preset: str | None) -> str:
@@ -88,7 +90,9 @@ def _resumed_config(out: Path | None, options: dict[str, Any], config_file: Path
     if config_file is not None:
         raise ConfigError("--resume takes the configuration of the run: remove --config")
     if ".py:" in stored.net and options.get("net") != stored.net:
-        raise ConfigError(f"run {str(out)!r} uses the network file {stored.net!r}: add --net {stored.net} to let it be executed")
+        raise ConfigError(
+            f"run {str(out)!r} uses the network file {stored.net!r}: add --net {stored.net} to let it be executed"
+        )
     if given - {"net"} and make_config(options).to_dict() != stored.to_dict():
         raise ConfigError(f"run {str(out)!r} has another configuration: resume it with --out and --resume alone")
     return stored

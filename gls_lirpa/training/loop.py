@@ -23,7 +23,6 @@ from gls_lirpa.errors import CheckpointError, ConfigError, GLSError, NumericalEr
 from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
-from gls_lirpa.schedules import StepDecay
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.evaluation import held_out_accuracy
 from gls_lirpa.training.runs import RunFolder, load_file, load_weights, make_network, state_of
@@ -69,6 +68,7 @@ class Trainer:
         self.model = make_network(config, dataset).to(config.device)
         if config.init_from is not None:
             load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
+        options: dict[str, Any] = dict(config.loss_options)
         self.criterion = CertifiedLoss(
             self.model,
             config.relaxation,
@@ -77,15 +77,13 @@ class Trainer:
             natural_weight=config.natural_weight,
             l1=config.l1,
             warmup=config.warmup,
-            **config.loss_options,
+            **options,
         )
         self.estimator = make_estimator(config, self.criterion, self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
         self.position = Position()
         self._eps, self._lr = config.eps_schedule(), config.lr_schedule()
-        sigma = config.estimator_options.get("sigma")
-        decays = config.estimator == "rgs" and sigma is not None
-        self._sigma = StepDecay(sigma, factor=config.sigma_factor, milestones=config.milestones) if decays else None
+        self._sigma = config.sigma_schedule()
         # BatchNorm cannot normalise a last batch of a single sample.
         self._drop_last = bool(batchnorms(self.model)) and len(dataset.train) % config.batch_size == 1
 

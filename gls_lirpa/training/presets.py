@@ -51,7 +51,13 @@ def _pgpe(dataset: str, large: bool) -> Fields:
     }
 
 
-_LONG: Fields = {"epochs": 160, "batch_size": 128, "milestones": (120, 140), "eps_warmup_epochs": 1, "eps_anneal_epochs": 79}
+_LONG: Fields = {
+    "epochs": 160,
+    "batch_size": 128,
+    "milestones": (120, 140),
+    "eps_warmup_epochs": 1,
+    "eps_anneal_epochs": 79,
+}
 _SCHEDULES: dict[str, Fields] = {
     "mnist": {"epochs": 70, "batch_size": 256, "milestones": (50, 60), "eps_warmup_epochs": 0, "eps_anneal_epochs": 20},
     "cifar10": _LONG,
@@ -97,7 +103,11 @@ def _register() -> None:
         }
         PRESETS.register(
             f"{dataset}-{label}",
-            Preset(f"{dataset}-{label}", {**common, **tuned}, {"rgs": _RGS, "sam": _SAM, "pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}}),
+            Preset(
+                f"{dataset}-{label}",
+                {**common, **tuned},
+                {"rgs": _RGS, "sam": _SAM, "pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}},
+            ),
         )
 
 

@@ -33,7 +33,9 @@ def write_summary(trainer: Trainer, out: Path) -> dict[str, Any]:
     }
     folder.write_json("summary.json", summary)
     if rows:
-        draw_curve(rows, out / "curve.png", title=f"{config.method} · {config.net} · {config.dataset} · ε={config.eps:.4g}")
+        draw_curve(
+            rows, out / "curve.png", title=f"{config.method} · {config.net} · {config.dataset} · ε={config.eps:.4g}"
+        )
     return summary
 
 
