@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.engine.boxes import linf_box
-from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
+from gls_lirpa.losses.checks import number, whole
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, robust
 
 
@@ -37,7 +37,7 @@ def mtl_ibp(batch: LossInput, *, alpha: float, radius: float, steps: int) -> Ten
         box = linf_box(batch.x, min(radius * batch.eps, 1.0))
         parts.append((1.0 - alpha) * F.cross_entropy(batch.logits(batch.adversarial(box, steps=steps)), batch.y))
     if alpha > 0.0:
-        parts.append(alpha * with_gradient_or_refusal(batch, robust(batch)))
+        parts.append(alpha * robust(batch))
     return sum(parts[1:], parts[0])
 
 

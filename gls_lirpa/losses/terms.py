@@ -20,6 +20,7 @@ from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, linf_box
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.checks import with_gradient_or_refusal
 from gls_lirpa.registry import Registry
 from gls_lirpa.relaxations import Relaxation
 
@@ -97,9 +98,10 @@ def pgd(batch: LossInput, *, steps: int) -> Tensor:
 
 def robust(batch: LossInput) -> Tensor:
     """Cross-entropy over the relaxation's margins: an upper bound of the worst case."""
-    return batch.engine.mean_loss(
+    loss = batch.engine.mean_loss(
         batch.box, batch.y, batch.relaxation, margin_cross_entropy, statistics=batch.statistics
     )
+    return with_gradient_or_refusal(batch, loss)
 
 
 LOSSES: Registry[Loss] = Registry("loss")
