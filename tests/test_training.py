@@ -53,6 +53,9 @@ class Quiet:
     def epoch_ended(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
+    def stopping(self) -> None:
+        pass
+
     def finished(self) -> None:
         pass
 

@@ -61,5 +61,8 @@ class ConsoleReporter:
                 highlight=False,
             )
 
+    def stopping(self) -> None:
+        self._console.print("stopping after this step; Ctrl-C again stops at once")
+
     def finished(self) -> None:
         self._progress.stop()

@@ -65,10 +65,7 @@ def _estimator_options(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
 def train_job(*, config_file: Path | None, out: Path | None, resume: bool, options: dict[str, Any]) -> None:
     """Train and close with where the results are and what to do next."""
     console = Console(stderr=True)
-    if resume:
-        config = _resumed_config(out, options, config_file)
-    else:
-        config = make_config(options, config_file)
+    config = _resumed_config(out, options, config_file) if resume else make_config(options, config_file)
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     if config.estimator == "pgpe" and config.init_from is None and not resume:
         console.print("note: PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)")

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +43,8 @@ class Reporter(Protocol):
     def stepped(self, numbers: dict[str, float]) -> None: ...
 
     def epoch_ended(self, row: dict[str, Any]) -> None: ...
+
+    def stopping(self) -> None: ...
 
     def finished(self) -> None: ...
 
@@ -140,9 +142,10 @@ class Trainer:
 
     def _require_finite(self, what: str, value: float, eps: float) -> None:
         if not math.isfinite(value):
+            where = f"epoch {self.position.epoch + 1}, step {self.position.batch + 1}"
             raise NumericalError(
-                f"{what} is {value} at epoch {self.position.epoch + 1}, step {self.position.batch + 1} (eps={eps:.4g}): "
-                "stopped; the last good checkpoint is kept. A smaller --lr or a longer eps annealing may help"
+                f"{what} is {value} at {where} (eps={eps:.4g}): stopped; the last good checkpoint is kept. "
+                "A smaller --lr or a longer eps annealing may help"
             )
 
     def end_epoch(self) -> dict[str, Any]:
@@ -208,7 +211,7 @@ def _monitor(config: TrainConfig) -> Relaxation:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[threading.Event]:
+def _stop_requests(notify: Callable[[], None]) -> Iterator[threading.Event]:
     """Ctrl-C asks for a stop after the running step; a second one stops at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -219,6 +222,7 @@ def _stop_requests() -> Iterator[threading.Event]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        notify()
 
     previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -246,10 +250,16 @@ def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = 
         folder.save(folder.checkpoint_file, trainer.state())
     try:
         _run(trainer, folder, reporter)
+    except KeyboardInterrupt:
+        raise _interrupted(folder) from None
     finally:
         trainer.estimator.close()
         reporter.finished()
     return trainer
+
+
+def _interrupted(folder: RunFolder) -> Interrupted:
+    return Interrupted(f"interrupted: continue with `glscert train --out {folder.path} --resume`")
 
 
 def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
@@ -257,7 +267,7 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
     done = trainer.position.epoch * steps + trainer.position.batch
     reporter.started(config, folder.path, config.epochs * steps, done)
     saved = time.monotonic()
-    with _stop_requests() as stop, warnings.catch_warnings():
+    with _stop_requests(reporter.stopping) as stop, warnings.catch_warnings():
         # Estimators ask for reset_batchnorm, which end_epoch does.
         warnings.filterwarnings("ignore", message="BatchNorm in train mode")
         while trainer.position.epoch < config.epochs:
@@ -280,7 +290,7 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
                     folder.save(folder.checkpoint_file, trainer.state())
                     saved = now
                 if stop.is_set():
-                    raise Interrupted(f"interrupted: continue with `glscert train --out {folder.path} --resume`")
+                    raise _interrupted(folder)
             row = trainer.end_epoch()
             folder.append_metrics(row)
             folder.save(folder.checkpoint_file, trainer.state())
