@@ -1,0 +1,168 @@
+"""The whole table loss × relaxation × estimator: every composition that makes sense takes a step, the
+others say why in one line. A loss, relaxation or estimator registered later is a row here at once."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gls_lirpa import GRAD, PGPE, RELAXATIONS, RGS, SAM, CertifiedLoss, build_model, get_relaxation
+from gls_lirpa.data import load_dataset
+from gls_lirpa.errors import ConfigError, GLSError
+from gls_lirpa.estimators import ESTIMATORS
+from gls_lirpa.losses import LOSSES
+from gls_lirpa.training.config import TrainConfig
+
+EPS = 0.05
+MAKE: dict[str, Callable[[CertifiedLoss, nn.Module], Callable[..., Tensor]]] = {
+    "grad": GRAD,
+    "rgs": functools.partial(RGS, sigma=1e-3, samples=2),
+    "pgpe": functools.partial(PGPE, sigma=1e-3, population=4),
+    "sam": functools.partial(SAM, rho=0.01),
+}
+# Short attacks: the contract is about gradients and weights, not about how strong they are.
+OPTIONS: dict[str, dict[str, float]] = {
+    "pgd": {"steps": 2},
+    "sabr": {"steps": 2},
+    "mtl-ibp": {"steps": 2},
+    "taps": {"latent_steps": 3},
+    "staps": {"latent_steps": 3, "steps": 2},
+}
+
+
+@functools.cache
+def digits() -> tuple[Tensor, Tensor]:
+    train = load_dataset("digits").train
+    return train.batch(list(range(8)))
+
+
+def fresh_model() -> nn.Module:
+    return build_model("cnn3-tiny", in_shape=(1, 8, 8), classes=10, init="kaiming-uniform", seed=3)
+
+
+@functools.cache
+def shared(loss: str, relaxation: str) -> tuple[nn.Module, CertifiedLoss]:
+    """One network and bound engine for all estimators; each test leaves the weights as they were."""
+    model = fresh_model()
+    chosen = get_relaxation(relaxation, iterations=2 if relaxation == "alpha-crown" else None)
+    return model, CertifiedLoss(model, chosen, eps=EPS, loss=loss, **OPTIONS.get(loss, {}))
+
+
+def makes_sense(loss: str, relaxation: str, estimator: str) -> bool:
+    return not LOSSES.get(loss).bounds or RELAXATIONS.get(relaxation).differentiable or estimator == "pgpe"
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_every_estimator_is_in_the_table() -> None:
+    assert list(MAKE) == ESTIMATORS.names()
+
+
+@pytest.mark.parametrize("estimator", MAKE)
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_one_step(loss: str, relaxation: str, estimator: str) -> None:
+    model, criterion = shared(loss, relaxation)
+    x, y = digits()
+    before = [p.detach().clone() for p in model.parameters()]
+    model.zero_grad()
+    estimate = MAKE[estimator](criterion, model)
+    if not makes_sense(loss, relaxation, estimator):
+        with pytest.raises(GLSError, match="PGPE") as caught:
+            estimate(x, y, generator=seeded()).backward()
+        assert "\n" not in str(caught.value)
+        assert all(p.grad is None for p in model.parameters())
+        assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+        return
+    value = estimate(x, y, generator=seeded())
+    assert torch.isfinite(value)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)), "restored"
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+    value.backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0, name
+    torch.optim.SGD(model.parameters(), lr=1e-2).step()
+    try:
+        assert all(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+        assert torch.isfinite(criterion(x, y, generator=seeded()))
+    finally:
+        with torch.no_grad():
+            for p, old in zip(model.parameters(), before, strict=True):
+                p.copy_(old)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_configuration_refuses_what_cannot_run(loss: str) -> None:
+    for relaxation in RELAXATIONS:
+        for estimator in ESTIMATORS:
+            if makes_sense(loss, relaxation, estimator):
+                TrainConfig(loss=loss, relaxation=relaxation, estimator=estimator)
+                continue
+            with pytest.raises(ConfigError, match="no gradient in the weights") as caught:
+                TrainConfig(loss=loss, relaxation=relaxation, estimator=estimator)
+            assert "\n" not in str(caught.value)
+
+
+DESCENTS = [
+    (loss, relaxation)
+    for loss in LOSSES
+    for relaxation in RELAXATIONS
+    if makes_sense(loss, relaxation, "grad") and (LOSSES.get(loss).bounds or relaxation == "ibp")
+]
+
+
+@pytest.mark.parametrize(("loss", "relaxation"), DESCENTS)
+def test_the_loss_decreases_under_backpropagation(loss: str, relaxation: str) -> None:
+    model, (x, y) = fresh_model(), digits()
+    criterion = CertifiedLoss(model, relaxation, eps=EPS, loss=loss, **OPTIONS.get(loss, {}))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    values = []
+    for _ in range(10):
+        optimizer.zero_grad()
+        value = criterion(x, y, generator=seeded())
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] < 0.95 * values[0], values
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_mix_with_the_natural_loss_and_the_clean_batch_at_radius_zero(loss: str) -> None:
+    model, criterion = shared(loss, "crown-ibp")
+    x, y = digits()
+    natural = F.cross_entropy(model(x), y).item()
+    assert criterion(x, y, eps=0.0).item() == pytest.approx(natural, abs=1e-6)
+    mixed = CertifiedLoss(model, "crown-ibp", eps=EPS, loss=loss, natural_weight=0.25, **OPTIONS.get(loss, {}))
+    worst = criterion(x, y, generator=seeded()).item()
+    assert mixed(x, y, generator=seeded()).item() == pytest.approx(0.25 * natural + 0.75 * worst, abs=1e-5)
+
+
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if LOSSES.get(loss).bounds])
+def test_a_bound_without_gradient_has_a_value_but_refuses_backward(loss: str) -> None:
+    """Also where it is one part of a mix whose other parts could be differentiated."""
+    model, (x, y) = fresh_model(), digits()
+    options = OPTIONS.get(loss, {})
+    criterion = CertifiedLoss(model, "alpha-crown-step", eps=EPS, loss=loss, natural_weight=0.5, l1=1e-4, **options)
+    value = criterion(x, y, generator=seeded())
+    with torch.no_grad():
+        assert value.item() == pytest.approx(criterion(x, y, generator=seeded()).item(), abs=1e-5)
+    with pytest.raises(ConfigError, match="'alpha-crown-step' has no gradient"):
+        value.backward()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_factory_for_actors_rebuilds_the_same_loss(loss: str) -> None:
+    _, criterion = shared(loss, "crown-ibp")
+    x, y = digits()
+    _, rebuilt = pickle.loads(pickle.dumps(criterion.factory()))()
+    assert rebuilt(x, y, generator=seeded()).item() == pytest.approx(
+        criterion(x, y, generator=seeded()).item(), abs=1e-6
+    )
