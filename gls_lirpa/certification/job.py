@@ -1,0 +1,128 @@
+"""A certification as the command line asks for it: a run folder to records, summary and table."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
+from gls_lirpa.certification.records import Record, RecordFolder, Summary
+from gls_lirpa.certification.report import ProgressReporter, result_table
+from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
+from gls_lirpa.data import Split
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.training.loop import Interrupted
+from gls_lirpa.training.runs import load_run
+
+
+def weights_hash(model: nn.Module) -> str:
+    """A fingerprint of all weights and buffers, with their names and shapes.
+
+    >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> weights_hash(a) == weights_hash(a), weights_hash(a) == weights_hash(b)
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def certify_split(
+    cascade: Cascade, split: Split, folder: RecordFolder, *, samples: int, batch_size: int = BATCH_SIZE
+) -> Iterator[Record]:
+    """Certify the first ``samples`` of a split that ``folder`` lacks; each record is written, then given."""
+    due = [i for i in range(samples) if i not in folder.done]
+    for start in range(0, len(due), batch_size):
+        indices = torch.tensor(due[start : start + batch_size])
+        x, labels = split.batch(indices, cascade.network.device)
+        for record in cascade.run(x, labels, indices):
+            yield folder.add(record)
+
+
+def certify_job(
+    path: Path,
+    *,
+    eps: float | None = None,
+    samples: int | None = None,
+    split: str = "test",
+    stages: str | None = None,
+    timeout: float = 60.0,
+    seed: int = 0,
+    cross_check: bool = False,
+    out: Path | None = None,
+    device: str | None = None,
+    data_root: str | None = None,
+    net: str | None = None,
+    command: str = "",
+) -> Summary:
+    """Certify a run's network, or go on with it, and close with a table.
+
+    ``command`` is what the user is told to repeat after an interruption.
+    """
+    console = Console(stderr=True)
+    run = load_run(path, data_root=data_root, net=net)
+    names = tuple(name for name in stages.split(",") if name.strip()) if stages is not None else DEFAULT_STAGES
+    settings = Settings(run.config.eps if eps is None else eps, names, timeout, seed, cross_check)
+    chosen = run.dataset.split(split)
+    number = _sample_count(samples, len(chosen))
+    folder_path = out or path / f"certify-eps{settings.eps:.6g}-{split}"
+    model = run.model.to(_device(device or run.config.device))
+    header = {
+        **dataclasses.asdict(settings),
+        "dataset": run.config.dataset,
+        "split": split,
+        "samples": number,
+        "weights": weights_hash(run.model),
+    }
+    with RecordFolder(folder_path, header) as folder:
+        resumed = len(folder.done)
+        if resumed:
+            console.print(f"{resumed} of {number} samples are in {folder_path} already", highlight=False)
+        cascade = Cascade(model, chosen.batch([0])[0], settings, folder=folder_path)
+        try:
+            with ProgressReporter(console, folder.done.values(), total=number) as progress:
+                for record in certify_split(cascade, chosen, folder, samples=number):
+                    progress.decided(record)
+        except KeyboardInterrupt:
+            done = f"interrupted: {len(folder.done)} of {number} samples are kept in {str(folder_path)!r}"
+            raise Interrupted(f"{done}; continue with `{command}`" if command else done) from None
+        summary = Summary.of(folder.done[i] for i in sorted(folder.done))
+    summary.write(folder_path)
+    Console().print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
+    console.print(f"records and summary: {folder_path}", highlight=False)
+    return summary
+
+
+def _sample_count(samples: int | None, available: int) -> int:
+    if samples is None:
+        return available
+    if samples < 1:
+        raise ConfigError(f"expected samples >= 1, got {samples}")
+    return min(samples, available)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def shell_command(arguments: list[str]) -> str:
+    """The command line that a user can paste.
+
+    >>> shell_command(["glscert", "certify", "my run"])
+    "glscert certify 'my run'"
+    """
+    return shlex.join(arguments)

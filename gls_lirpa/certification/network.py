@@ -1,0 +1,120 @@
+"""The network under certification in its three forms, and how far its arithmetic can be trusted.
+
+- ``plain``: the network as given, in eval mode. Predictions and counterexamples are judged on it.
+- ``subject``: BatchNorm folded, in the given dtype. Bounds are computed on it.
+- ``exact``: folded in float64. Bounds too close to zero are computed again on it.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.certification.stage import Subject
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import Box, other_classes
+from gls_lirpa.errors import ConfigError, DataError
+from gls_lirpa.structure import fold_batchnorm
+
+NUMERICAL_MARGIN = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""A margin counts as proven if its bound exceeds this times (1 + max |f(x)|), by dtype.
+
+float32 has a unit roundoff of 6e-8. Bounds of cnn3 networks by any relaxation differed between float32
+and float64 by up to 1.5e-6 · (1 + max |f(x)|), which leaves a factor of more than 6."""
+
+OBSERVED_ERROR = 16.0
+"""How many times the observed rounding error of f(x) itself is added to that margin. This is what
+protects networks whose hidden values are much larger than their logits and cancel."""
+
+RECHECK_MARGIN = 0.1
+"""Share of the margin that a float64 bound must exceed. float64 is exact by comparison; the rest
+covers the float32 evaluation of the plain network, on which counterexamples are judged."""
+
+FORWARD_BATCH = 256
+
+
+class Network:
+    """Copies of ``model``, which is itself never modified.
+
+    >>> net = Network(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.rand(1, 1, 2, 2), seed=0)
+    >>> net.classes, net.dtype
+    (3, torch.float32)
+    """
+
+    def __init__(self, model: nn.Module, example: Tensor, *, seed: int) -> None:
+        self.plain = copy.deepcopy(model).eval().requires_grad_(False)
+        weights = [*self.plain.parameters(), *(b for b in self.plain.buffers() if b.is_floating_point())]
+        first = weights[0] if weights else example
+        self.device, self.dtype = first.device, first.dtype
+        if self.dtype not in NUMERICAL_MARGIN or any(w.dtype != self.dtype for w in weights):
+            found = ", ".join(sorted({str(w.dtype) for w in weights}))
+            raise ConfigError(f"expected a network in float32 or float64 throughout, got {found}")
+        self.finite = all(bool(torch.isfinite(w).all()) for w in weights)
+        self._seed = seed
+        self._example = self.inputs(example[:1])
+        self._folded = fold_batchnorm(self.plain).requires_grad_(False)
+        self._exact = fold_batchnorm(copy.deepcopy(self.plain).double()).requires_grad_(False)
+        self.classes = self.logits(self._example).shape[1]
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """``x`` on the network's device, if it holds images in [0, 1] of the network's dtype."""
+        if x.dtype != self.dtype:
+            raise DataError(f"expected images in {self.dtype}, the dtype of the network's weights, got {x.dtype}")
+        x = x.detach().to(self.device)
+        inside = (x >= 0) & (x <= 1)  # false for a NaN
+        if not bool(inside.all()):
+            sample = int((~inside.flatten(1).all(1)).nonzero()[0])
+            raise DataError(f"expected images with pixels in [0, 1], got a value outside or NaN in sample {sample}")
+        return x
+
+    @cached_property
+    def subject(self) -> Subject:
+        return Subject(self._folded, BoundEngine(self._folded, self._example), self._seed)
+
+    @cached_property
+    def exact_subject(self) -> Subject | None:
+        """The float64 form; None where the network is float64 already."""
+        if self.dtype == torch.float64:
+            return None
+        return Subject(self._exact, BoundEngine(self._exact, self._example.double()), self._seed)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """The plain network's output."""
+        logits = _forward(self.plain, x)
+        if logits.dim() != 2 or logits.shape[1] < 2:
+            raise ConfigError(f"expected a network with one logit per class, got outputs {tuple(logits.shape)}")
+        return logits
+
+    def margins(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """f_y − f_j for every j ≠ y, ascending: (batch, classes − 1)."""
+        others = other_classes(labels, self.classes)
+        return (logits.gather(1, labels.unsqueeze(1)) - logits.gather(1, others)).double()
+
+    def tolerance(self, x: Tensor, logits: Tensor) -> Tensor:
+        """What a bound must exceed to count as proof, for each sample; NaN where the logits are."""
+        reference = _forward(self._exact, x.double())
+        errors = [(logits - reference).abs().amax(1), (_forward(self._folded, x) - reference).abs().amax(1)]
+        observed = torch.maximum(*errors)
+        return NUMERICAL_MARGIN[self.dtype] * (1 + reference.abs().amax(1)) + OBSERVED_ERROR * observed
+
+    def margins_at(self, point: Tensor, label: int) -> Tensor:
+        """The plain network's margins at one point, evaluated by itself as anyone would replay it."""
+        logits = self.logits(point.unsqueeze(0))
+        return self.margins(logits, torch.tensor([label], device=logits.device))[0]
+
+    def refutes(self, point: Tensor, label: int, box: Box) -> bool:
+        """Whether a point proves that a sample is not robust: exactly inside its box (of one sample),
+        and some other class reaches the true one."""
+        if point.shape != box.lower.shape[1:] or point.dtype != self.dtype:
+            return False
+        inside = bool(((point >= box.lower[0]) & (point <= box.upper[0])).all())
+        margins = self.margins_at(point, label)
+        return inside and bool(torch.isfinite(margins).all()) and bool((margins <= 0).any())
+
+
+@torch.no_grad()
+def _forward(model: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([model(part) for part in torch.split(x, FORWARD_BATCH)])

@@ -1,0 +1,66 @@
+"""Certification on a terminal: a progress bar and the closing table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gls_lirpa.certification.records import Record, Summary
+
+
+class ProgressReporter:
+    """Counts of verdicts, certified accuracy so far and time left."""
+
+    def __init__(self, console: Console, done: Iterable[Record], *, total: int) -> None:
+        self._counts = Counter(record.verdict for record in done)
+        self._progress = Progress(
+            TextColumn("certifying"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=4,
+        )
+        completed = sum(self._counts.values())
+        self._task = self._progress.add_task("", total=total, completed=completed, numbers=self._numbers())
+
+    def __enter__(self) -> ProgressReporter:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def decided(self, record: Record) -> None:
+        self._counts[record.verdict] += 1
+        self._progress.update(self._task, advance=1, numbers=self._numbers())
+
+    def _numbers(self) -> str:
+        counts = self._counts
+        certified = 100 * counts["verified"] / max(sum(counts.values()), 1)
+        return (
+            f"verified {counts['verified']} falsified {counts['falsified']} unknown {counts['unknown']} "
+            f"│ certified {certified:.1f} %"
+        )
+
+
+def result_table(summary: Summary, *, title: str) -> Table:
+    """Accuracies, then what each stage decided and how long it took."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in ("verified", "falsified", "misclassified", "seconds"):
+        table.add_column(name, justify="right")
+    for name, stage in summary.stages.items():
+        counts = (stage.verified, stage.falsified, stage.misclassified)
+        table.add_row(name, *(str(count) if count else "" for count in counts), f"{stage.seconds:.2f}")
+    table.add_section()
+    table.add_row("natural accuracy", f"{100 * summary.natural:.2f} %")
+    table.add_row("adversarial accuracy", f"{100 * summary.adversarial:.2f} %")
+    table.add_row("certified accuracy", f"[bold]{100 * summary.certified:.2f} %[/bold]")
+    table.add_row("unknown", f"{summary.unknown} of {summary.samples}")
+    return table
