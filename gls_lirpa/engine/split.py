@@ -142,6 +142,7 @@ class FormBuilder:
             parameter.requires_grad_(False)
         self.engine = BoundEngine(exact, example.double())
         self._nodes = self.engine.graph()
+        self.relus = sum(torch.Size(node.shape).numel() for node in self._nodes if node.kind == "relu")
 
     def form(self, box: Box, spec: Tensor) -> SplitForm:
         """The rows ``spec`` (rows, classes) · f over a box of one sample, with CROWN's bounds."""

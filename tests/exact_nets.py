@@ -1,0 +1,169 @@
+"""Random small networks, and the exact minimum of a margin by trying every ReLU pattern.
+
+The enumeration shares nothing with the library: it reads each linear piece off the plain torch module.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.optimize import linprog
+from torch import Tensor, nn
+
+from gls_lirpa.certification.stage import OpenSamples, Subject
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
+from gls_lirpa.models import Normalize, fold_batchnorm
+
+
+class Residual(nn.Module):
+    """A sum of two branches, twice."""
+
+    def __init__(self, inputs: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.flatten = nn.Flatten()
+        self.first, self.inner, self.last = nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, classes)
+        self.relu, self.relu_inner = nn.ReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.first(self.flatten(x))
+        value = value - self.inner(self.relu(value))
+        result: Tensor = self.last(value + self.relu_inner(value))
+        return result
+
+
+def _dense(width: int, classes: int) -> nn.Module:
+    half = width // 2
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(4, half), nn.ReLU(), nn.Linear(half, width - half), nn.ReLU(),
+        nn.Linear(width - half, classes),
+    )  # fmt: skip
+
+
+def _conv(width: int, classes: int) -> nn.Module:
+    # 2 · 2 · 1 convolution outputs per channel, the rest of the ReLUs behind it.
+    return nn.Sequential(
+        nn.Conv2d(1, 1, 2, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4, max(1, width - 4)), nn.ReLU(),
+        nn.Linear(max(1, width - 4), classes),
+    )  # fmt: skip
+
+
+def _batchnorm(width: int, classes: int) -> nn.Module:
+    half = width // 2
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(4, half), nn.BatchNorm1d(half), nn.ReLU(), nn.Linear(half, width - half),
+        nn.BatchNorm1d(width - half), nn.ReLU(), nn.Linear(width - half, classes),
+    )  # fmt: skip
+
+
+def _normalized(width: int, classes: int) -> nn.Module:
+    return nn.Sequential(Normalize((0.4,), (0.3,)), *_conv(width, classes))
+
+
+KINDS: dict[str, Callable[[int, int], nn.Module]] = {
+    "dense": _dense,
+    "conv": _conv,
+    "residual": lambda width, classes: Residual(4, width // 2, classes),
+    "batchnorm": _batchnorm,
+    "normalized": _normalized,
+}
+
+
+def random_net(kind: str, seed: int, *, width: int, classes: int = 3) -> nn.Module:
+    """A network over 1×2×2 images with ``width`` ReLUs and weights large enough to make them unstable."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = KINDS[kind](width, classes)
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.init.normal_(module.weight, 0.0, 1.5 / module.weight[0].numel() ** 0.5, generator=generator)
+            nn.init.normal_(module.bias, 0.0, 0.4, generator=generator)
+        if isinstance(module, nn.BatchNorm1d):
+            module.running_mean.normal_(0.0, 0.5, generator=generator)
+            module.running_var.uniform_(0.5, 2.0, generator=generator)
+            nn.init.normal_(module.weight, 1.0, 0.3, generator=generator)
+    folded = fold_batchnorm(model).eval()
+    for parameter in folded.parameters():
+        parameter.requires_grad_(False)
+    return folded
+
+
+def random_input(seed: int) -> Tensor:
+    return torch.rand(1, 1, 2, 2, generator=torch.Generator().manual_seed(seed))
+
+
+def problem(model: nn.Module, x: Tensor, eps: float, *, engine: BoundEngine | None = None) -> tuple[Subject, OpenSamples]:
+    label = model(x).argmax(1)
+    others = int(model(x).shape[1]) - 1
+    open_rows = torch.zeros(1, others, dtype=torch.bool)
+    samples = OpenSamples(
+        torch.arange(1), x, label, linf_box(x, eps), torch.full((1, others), -torch.inf), open_rows
+    )
+    return Subject(model, BoundEngine(model, x) if engine is None else engine), samples
+
+
+def margins(model: nn.Module, x: Tensor, label: Tensor) -> Tensor:
+    logits = model(x)
+    return (margin_spec(label, logits.shape[1], logits.dtype)[0] @ logits.t()).t()
+
+
+class _Fixed(nn.Module):
+    """A ReLU with given signs; remembers what came in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pattern = torch.zeros(0)
+        self.seen = torch.zeros(0)
+
+    def forward(self, z: Tensor) -> Tensor:
+        self.seen = z.flatten(1)
+        return z * self.pattern.reshape(1, *z.shape[1:])
+
+
+def enumerate_minima(model: nn.Module, box: Box, label: Tensor) -> np.ndarray:
+    """The exact minimum of every margin over the box: an LP per ReLU pattern."""
+    exact = copy.deepcopy(model).double()
+    relus = []
+    for parent in list(exact.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.ReLU):
+                fixed = _Fixed()
+                setattr(parent, name, fixed)
+                relus.append(fixed)
+    sizes = _relu_sizes(model, box.lower)
+    shape = box.lower.shape[1:]
+    inputs = box.lower[0].numel()
+    probes = torch.cat([torch.zeros(1, inputs), torch.eye(inputs)]).double().reshape(-1, *shape)
+    limits = list(zip(box.lower.flatten().tolist(), box.upper.flatten().tolist(), strict=True))
+    best = np.full(int(model(box.lower).shape[1]) - 1, np.inf)
+    for bits in itertools.product((0.0, 1.0), repeat=sum(sizes)):
+        for fixed, pattern in zip(relus, torch.tensor(bits).double().split(sizes), strict=True):
+            fixed.pattern = pattern
+        values = margins(exact, probes, label).numpy()
+        z = torch.cat([fixed.seen for fixed in relus], 1).numpy()
+        sign = 1.0 - 2.0 * np.array(bits)  # z ≥ 0 is −z ≤ 0
+        slopes, offsets = (z[1:] - z[0]).T * sign[:, None], -z[0] * sign
+        for row in range(values.shape[1]):
+            answer = linprog(values[1:, row] - values[0, row], A_ub=slopes, b_ub=offsets, bounds=limits)
+            if answer.status == 2:
+                break  # the pattern does not occur
+            best[row] = min(best[row], answer.fun + values[0, row])
+    return best
+
+
+def _relu_sizes(model: nn.Module, x: Tensor) -> list[int]:
+    sizes: list[int] = []
+    hooks = [
+        module.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].numel()))
+        for module in model.modules()
+        if isinstance(module, nn.ReLU)
+    ]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return sizes
