@@ -72,6 +72,7 @@ def load_lirpa() -> Lirpa:
     except (ImportError, AttributeError, StopIteration) as error:
         raise EngineError(f"this auto_LiRPA cannot be used ({error!r}): install it with `{CURE}`") from error
     _repair_named_members(bounded_module)
+    _repair_matmul()
     return Lirpa(
         version=str(getattr(module, "__version__", "unknown")),
         bounded_module=bounded_module,
@@ -187,6 +188,19 @@ def _repair_named_members(bounded_module: Any) -> None:
     bounded_module._named_members = _named_members
 
 
+def _repair_matmul() -> None:
+    """A Linear without bias is a MatMul, whose IBP in 0.3 cannot merge the specification into it."""
+    operators = importlib.import_module("auto_LiRPA.operators.linear").__dict__
+    matmul, linear = operators["BoundMatMul"], operators["BoundLinear"]
+    if {"C", "kwargs"} & set(inspect.signature(matmul.interval_propagate).parameters):
+        return
+
+    def interval_propagate(self: Any, *v: Any, C: Any = None) -> Any:
+        return linear.interval_propagate(self, *v, C=C)
+
+    matmul.interval_propagate = interval_propagate
+
+
 def repair_torchvision() -> None:
     """Let torchvision import where its compiled operators cannot load (its wheel beside a CPU torch).
 
@@ -201,7 +215,7 @@ def repair_torchvision() -> None:
     except RuntimeError:
         for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
+    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _KEPT_LIBRARIES.append(library)
