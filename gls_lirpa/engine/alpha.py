@@ -18,8 +18,10 @@ from gls_lirpa.engine.compat import load_lirpa
 def optimised(bounded: Any, inputs: Any, spec: Tensor, crown: Bounds, *, iterations: int) -> Bounds:
     """auto_LiRPA's own optimisation, ``iterations`` steps of it."""
     lirpa = load_lirpa()
-    # auto_LiRPA counts evaluations: k of them contain k − 1 steps.
-    bounded.set_bound_opts({"optimize_bound_args": {"iteration": iterations + 1}})
+    # auto_LiRPA counts evaluations: k of them contain k − 1 steps. Its early stop looks at the whole
+    # batch, so that a bound would depend on the other samples, and prints.
+    options = {"iteration": iterations + 1, "early_stop_patience": iterations + 1}
+    bounded.set_bound_opts({"optimize_bound_args": options})
     with torch.enable_grad():
         lower = bounded.compute_bounds(
             x=(inputs,),

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gls_lirpa.errors import UnsupportedLayerError
+
 Statistics = dict[str, tuple[Tensor, Tensor]]
 """Mean and biased variance by the layer's name in the model."""
 
@@ -45,6 +47,11 @@ def captured_statistics(model: nn.Module) -> Iterator[Statistics]:
         def record(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0]
             dims = [0, *range(2, x.dim())]
+            if name in statistics:
+                raise UnsupportedLayerError(
+                    f"layer {name!r} ({type(layer).__name__}) runs twice in one forward pass: "
+                    "in train mode its bounds would need two sets of statistics"
+                )
             statistics[name] = (x.mean(dims), x.var(dims, unbiased=False))
 
         return record
@@ -56,6 +63,19 @@ def captured_statistics(model: nn.Module) -> Iterator[Statistics]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def unmoved_statistics(model: nn.Module) -> Iterator[None]:
+    """Inside the block train-mode layers use batch statistics but leave the running ones alone."""
+    layers = [layer for layer in batchnorms(model).values() if layer.training and layer.track_running_stats]
+    try:
+        for layer in layers:
+            layer.track_running_stats = False
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
 
 
 @contextlib.contextmanager
@@ -76,6 +96,7 @@ def applied_statistics(model: nn.Module, statistics: Statistics) -> Iterator[Non
         return normalise
 
     layers = batchnorms(model)
+    flags = {name: layers[name].training for name in statistics}
     handles = []
     try:
         for name, (mean, var) in statistics.items():
@@ -85,5 +106,5 @@ def applied_statistics(model: nn.Module, statistics: Statistics) -> Iterator[Non
     finally:
         for handle in handles:
             handle.remove()
-        for name in statistics:
-            layers[name].train()
+        for name, flag in flags.items():
+            layers[name].train(flag)

@@ -44,7 +44,20 @@ def linf_box(x: Tensor, eps: float, *, low: float = 0.0, high: float = 1.0) -> B
     (0.0, 0.6)
     """
     eps = check_eps(eps)
+    if not x.is_floating_point():
+        raise DataError(f"expected floating-point pixels in [{low:g}, {high:g}], got {x.dtype}")
     return Box((x - eps).clamp(min=low, max=high), (x + eps).clamp(min=low, max=high))
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are no class numbers of a network with so many outputs."""
+    if labels.dim() != 1 or labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise DataError(f"expected one integer label per sample, got {labels.dtype} of shape {tuple(labels.shape)}")
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise DataError(
+            f"labels must lie in 0…{classes - 1} for a network with {classes} outputs, "
+            f"got {int(labels.min())}…{int(labels.max())}"
+        )
 
 
 def other_classes(labels: Tensor, classes: int) -> Tensor:
@@ -53,11 +66,7 @@ def other_classes(labels: Tensor, classes: int) -> Tensor:
     >>> other_classes(torch.tensor([0, 2]), 3).tolist()
     [[1, 2], [0, 1]]
     """
-    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-        raise DataError(
-            f"labels must lie in 0…{classes - 1} for a network with {classes} outputs, "
-            f"got {int(labels.min())}…{int(labels.max())}"
-        )
+    check_labels(labels, classes)
     index = torch.arange(classes - 1, device=labels.device).expand(len(labels), classes - 1)
     return index + (index >= labels.unsqueeze(1)).long()
 
@@ -68,8 +77,9 @@ def margin_spec(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32
     >>> margin_spec(torch.tensor([1]), 3).tolist()
     [[[-1.0, 1.0, 0.0], [0.0, 1.0, -1.0]]]
     """
+    others = other_classes(labels, classes)
     eye = torch.eye(classes, device=labels.device, dtype=dtype)
-    return eye[labels].unsqueeze(1) - eye[other_classes(labels, classes)]
+    return eye[labels.long()].unsqueeze(1) - eye[others]
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ def _signed(value: Tensor, absolute: bool) -> Tensor:
 
 
 def _linear_parameters(node: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight (out, in) and bias of a Gemm, or of the MatMul that a Linear without bias becomes."""
     weight = _constant(node.inputs[1])
-    weight = weight if getattr(node, "transB", 1) else weight.t()
+    weight = weight if node.transB else weight.t()
     return weight, _constant(node.inputs[2]) if len(node.inputs) > 2 else None
 
 
@@ -82,6 +83,10 @@ def _avgpool(node: Any) -> AffineMap:
     return apply
 
 
+def _global_avgpool(node: Any) -> AffineMap:
+    return lambda x, absolute, offset: x.mean((2, 3), keepdim=True)
+
+
 def _reshape(node: Any) -> AffineMap:
     tail = tuple(node.output_shape[1:])
     return lambda x, absolute, offset: x.reshape(len(x), *tail)
@@ -92,15 +97,16 @@ def _elementwise(node: Any, perturbed: int) -> AffineMap:
     name = type(node).__name__
 
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
-        other = _constant(node.inputs[1 - perturbed])
+        other: Tensor = _constant(node.inputs[1 - perturbed])
         if name == "BoundMul":
             return x * _signed(other, absolute)
         if name == "BoundDiv":
             return x / _signed(other, absolute)
         if name == "BoundAdd":
-            return x + other if offset else x
+            return x + other if offset else x.expand(torch.broadcast_shapes(x.shape, other.shape))
         sign = 1.0 if perturbed == 0 or absolute else -1.0
-        return sign * x - sign * other if offset else sign * x
+        shaped = x.expand(torch.broadcast_shapes(x.shape, other.shape))
+        return sign * shaped - sign * other if offset else sign * shaped
 
     return apply
 
@@ -111,15 +117,23 @@ def _negate(node: Any) -> AffineMap:
 
 _AFFINE: dict[str, Callable[[Any], AffineMap]] = {
     "BoundLinear": _linear,
+    "BoundMatMul": _linear,
     "BoundConv": _conv,
     "BoundBatchNormalization": _batchnorm,
     "BoundAveragePool": _avgpool,
+    "BoundGlobalAveragePool": _global_avgpool,
     "BoundFlatten": _reshape,
     "BoundReshape": _reshape,
     "BoundNeg": _negate,
 }
 _BINARY = ("BoundAdd", "BoundSub", "BoundMul", "BoundDiv")
-SUPPORTED = "Linear, Conv2d, BatchNorm, AvgPool, Flatten, ReLU, normalisation and residual additions"
+_ACTIVATIONS = ("BoundMaxPool", "BoundLeakyRelu", "BoundSigmoid", "BoundTanh")
+"""What auto_LiRPA's relaxations, but not HBox, know besides; its other operations are not all sound."""
+
+SUPPORTED = (
+    "Linear, Conv2d, BatchNorm, AvgPool, Flatten, ReLU, sums, normalisation and other elementwise affine operations; "
+    "and except in hbox and alpha-crown MaxPool2d, LeakyReLU, Sigmoid and Tanh"
+)
 
 
 def _depends_on_input(node: Any, input_name: str, memo: dict[str, bool]) -> bool:
@@ -130,24 +144,35 @@ def _depends_on_input(node: Any, input_name: str, memo: dict[str, bool]) -> bool
     return memo[node.name]
 
 
+def _perturbed(bounded: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Every node that depends on the input, inputs first, with those of its inputs that do."""
+    memo: dict[str, bool] = {}
+    seen: set[str] = set()
+
+    def visit(node: Any) -> Iterator[tuple[Any, list[Any]]]:
+        if node.name in seen or not _depends_on_input(node, bounded.input_name[0], memo):
+            return
+        for parent in node.inputs:
+            yield from visit(parent)
+        seen.add(node.name)
+        yield node, [parent for parent in node.inputs if memo.get(parent.name)]
+
+    return visit(bounded[bounded.final_name])
+
+
 def read_graph(bounded: Any) -> list[Node]:
     """The nodes between the input and the output of a BoundedModule, in topological order.
 
     Raises UnsupportedLayerError for what is neither affine nor a ReLU.
     """
-    input_name = bounded.input_name[0]
-    memo: dict[str, bool] = {}
-    order: dict[str, Node] = {}
+    return [_typed(node, parents, bounded.input_name[0]) for node, parents in _perturbed(bounded)]
 
-    def visit(node: Any) -> None:
-        if node.name in order or not _depends_on_input(node, input_name, memo):
-            return
-        for parent in node.inputs:
-            visit(parent)
-        order[node.name] = _typed(node, [p for p in node.inputs if memo.get(p.name)], input_name)
 
-    visit(bounded[bounded.final_name])
-    return list(order.values())
+def check_operations(bounded: Any) -> None:
+    """Raise UnsupportedLayerError for operations that are not known to be bounded rightly."""
+    for node, parents in _perturbed(bounded):
+        if type(node).__name__ not in _ACTIVATIONS:
+            _typed(node, parents, bounded.input_name[0])
 
 
 def _typed(node: Any, parents: list[Any], input_name: str) -> Node:
@@ -162,20 +187,24 @@ def _typed(node: Any, parents: list[Any], input_name: str) -> Node:
         return Node(node.name, "sum", names, shape, signs=(1, 1 if kind == "BoundAdd" else -1))
     if kind in _BINARY and len(parents) == 1 and not (kind == "BoundDiv" and node.inputs[1] is parents[0]):
         return Node(node.name, "affine", names, shape, _elementwise(node, node.inputs.index(parents[0])))
-    if kind == "BoundLinear" and parents == [node.inputs[0]]:
+    if kind in ("BoundLinear", "BoundMatMul") and parents == [node.inputs[0]]:
         return Node(node.name, "affine", names, shape, _linear(node), weight=lambda: _linear_parameters(node))
     if kind in _AFFINE and parents == [node.inputs[0]]:
         if kind == "BoundConv" and len(shape) != 3:
             raise UnsupportedLayerError(f"Conv with {len(shape) - 1} spatial dimensions is not supported: {SUPPORTED}")
         return Node(node.name, "affine", names, shape, _AFFINE[kind](node))
     raise UnsupportedLayerError(
-        f"operation {kind.removeprefix('Bound')} (graph node {node.name!r}) cannot be bounded this way; "
-        f"supported are {SUPPORTED}"
+        f"operation onnx::{kind.removeprefix('Bound')} (graph node {node.name!r}) is not supported: {SUPPORTED}"
     )
+
+
+def activations(bounded: Any) -> Iterator[Any]:
+    """Every node that is not affine, in network order."""
+    return (node for node in bounded._modules.values() if type(node).__name__ in ("BoundRelu", *_ACTIVATIONS))
 
 
 def relu_inputs(bounded: Any) -> Iterator[tuple[Any, Any]]:
     """Every ReLU node with the node that feeds it, in network order."""
-    for node in bounded._modules.values():
+    for node in activations(bounded):
         if type(node).__name__ == "BoundRelu":
             yield node, node.inputs[0]

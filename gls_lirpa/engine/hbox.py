@@ -69,7 +69,8 @@ def _sum(first: _Zonotope, second: _Zonotope, sign: int) -> _Zonotope:
 
 def _relu(value: _Zonotope, lower: Tensor, upper: Tensor) -> _Zonotope:
     active = lower >= 0
-    unstable = (lower < 0) & (upper > 0)
+    # Written so that NaN counts as unstable and stays NaN.
+    unstable = ~(active | (upper <= 0))
     half = torch.where(unstable, upper / 2, 0.0)
     radius = half if value.radius is None else half + torch.where(active, value.radius, 0.0)
     return _Zonotope(

@@ -12,9 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.engine.boxes import Box
 from gls_lirpa.engine.compat import load_lirpa
-from gls_lirpa.errors import UnsupportedLayerError
+from gls_lirpa.engine.graph import SUPPORTED, check_operations
+from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
+from gls_lirpa.models import Normalize
+
+LIRPA_FAILURES = (
+    RuntimeError,
+    AssertionError,
+    ValueError,
+    TypeError,
+    NotImplementedError,
+    AttributeError,
+    IndexError,
+    KeyError,
+)
+"""What auto_LiRPA raises where it meets something it does not expect."""
+
+_KNOWN_LAYERS = (
+    *("Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "AvgPool2d", "AdaptiveAvgPool2d", "Flatten", "ReLU"),
+    *("Identity", "Normalize", "MaxPool2d", "LeakyReLU", "Sigmoid", "Tanh", "Dropout"),
+)
 
 
 @contextlib.contextmanager
@@ -43,14 +63,53 @@ class _Messages(logging.Handler):
         self.text += record.getMessage() + "\n"
 
 
-def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:
-    """A BoundedModule that shares the weights of ``model``, traced in eval mode on ``example``."""
-    lirpa = load_lirpa()
+def check_layers(model: nn.Module) -> None:
+    """Refuse layers that are no fixed function of their input, whatever their operations are."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise UnsupportedLayerError(
                 f"layer {name!r} ({type(module).__name__}) cannot be bounded: replace it by nn.Identity() or set p=0"
             )
+    for name, layer in batchnorms(model).items():
+        if layer.running_mean is None:
+            raise UnsupportedLayerError(
+                f"layer {name!r} ({type(layer).__name__}) cannot be bounded without running statistics: "
+                "make it with track_running_stats=True"
+            )
+
+
+def count_classes(model: nn.Module, example: Tensor) -> int:
+    """The number of logits of ``model`` on inputs such as ``example``."""
+    if example.dim() < 2 or not len(example) or not example.is_floating_point():
+        raise DataError(f"expected a batch of floating-point inputs, got {tuple(example.shape)} of {example.dtype}")
+    try:
+        with torch.no_grad(), preserved(model):
+            model.eval()
+            output = model(example[:1].detach())
+    except RuntimeError as error:
+        message = " ".join(str(error).split())[:200]
+        raise EngineError(f"the network cannot take inputs of shape {tuple(example.shape[1:])}: {message}") from error
+    if output.dim() != 2:
+        raise EngineError(f"expected one row of logits per sample, got an output of shape {tuple(output.shape)}")
+    return int(output.shape[1])
+
+
+def split_normalization(model: nn.Module) -> tuple[Normalize | None, nn.Module]:
+    """The leading normalisation, if there is one, and the rest of the network."""
+    # A subclass may do more than run its layers in turn, and so may hooks.
+    if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward or len(model) < 2:
+        return None, model
+    first, *rest = model
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (model, first))
+    if type(first) is not Normalize or hooked:
+        return None, model
+    return first, nn.Sequential(*rest)
+
+
+def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:
+    """A BoundedModule that shares the weights of ``model``, traced in eval mode on ``example``."""
+    lirpa = load_lirpa()
+    options = {**lirpa.bound_options(), "conv_mode": conv_mode}
     logger = logging.getLogger("auto_LiRPA.utils")
     messages, level = _Messages(), logger.level
     logger.addHandler(messages)
@@ -59,11 +118,11 @@ def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:
     try:
         with preserved(model), torch.no_grad():
             model.eval()
-            bounded = lirpa.bounded_module(
-                model, example, bound_opts={**lirpa.bound_options(), "conv_mode": conv_mode}, device=example.device
-            )
-    except NotImplementedError as error:
-        raise UnsupportedLayerError(_unsupported(model, messages.text or str(error))) from error
+            bounded = lirpa.bounded_module(model, example, bound_opts=options, device=example.device)
+            bounded.eval()
+            check_operations(bounded)
+    except (UnsupportedLayerError, *LIRPA_FAILURES) as error:
+        raise unsupported(f"auto_LiRPA {lirpa.version}", model, messages.text or str(error)) from error
     finally:
         logger.removeHandler(messages)
         logger.setLevel(level)
@@ -83,23 +142,22 @@ def _normalise(node: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
     return x * scale.view(shape) + (bias - mean * scale).view(shape)
 
 
-def _unsupported(model: nn.Module, message: str) -> str:
+def unsupported(who: str, model: nn.Module, message: str) -> UnsupportedLayerError:
+    """The error for a network of which ``message`` mentions operations that ``who`` cannot bound."""
     operations = sorted(set(re.findall(r"(?:onnx|aten|prim)::(\w+)", message)))
-    layers = [
-        f"{name!r} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if any(operation.lower() in type(module).__name__.lower() for operation in operations)
-    ]
-    where = f" in layer {', '.join(layers)}" if layers else ""
-    named = ", ".join(operations) or " ".join(message.split())[:200]
-    return (
-        f"auto_LiRPA {load_lirpa().version} cannot bound the operation {named}{where}; supported are Linear, Conv2d, "
-        "BatchNorm, AvgPool, Flatten, ReLU, sums, and elementwise affine operations"
-    )
+    leaves = [(name, type(m).__name__) for name, m in model.named_modules() if not any(m.children())]
+    named = [leaf for leaf in leaves if any(op.lower() in leaf[1].lower() for op in operations)]
+    # A layer of several operations (Softsign: abs, add, divide) does not bear the name of any of them.
+    suspects = named or [leaf for leaf in leaves if leaf[1] not in _KNOWN_LAYERS]
+    where = f" in layer {', '.join(f'{name!r} ({kind})' for name, kind in suspects)}" if suspects else ""
+    what = ", ".join(operations) or " ".join(message.split())[:200]
+    return UnsupportedLayerError(f"{who} cannot bound the operation {what}{where}; supported are {SUPPORTED}")
 
 
 def bounded_input(box: Box) -> Any:
     """The box as auto_LiRPA's perturbed input."""
     lirpa = load_lirpa()
-    perturbation = lirpa.perturbation(norm=float("inf"), eps=0.0, x_L=box.lower, x_U=box.upper)
+    # auto_LiRPA 0.3 takes an interval whose two ends are one object for a constant: 2·x became x·x.
+    upper = box.upper.clone() if box.upper is box.lower else box.upper
+    perturbation = lirpa.perturbation(norm=float("inf"), eps=0.0, x_L=box.lower, x_U=upper)
     return lirpa.bounded_tensor(box.center, perturbation)

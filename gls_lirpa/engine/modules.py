@@ -1,0 +1,172 @@
+"""BoundedModules of one network: made on demand, never stale, checked before their first use.
+
+auto_LiRPA copies buffers when it wraps a network and keeps hold of the Parameter objects it saw, so
+every use starts by handing it the network's tensors as they are now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.engine.batchnorm import Statistics
+from gls_lirpa.engine.boxes import Box
+from gls_lirpa.engine.graph import Node, read_graph
+from gls_lirpa.engine.wrap import LIRPA_FAILURES, preserved, unsupported, wrap
+from gls_lirpa.errors import EngineError, UnsupportedLayerError
+
+_TRACE_BATCH = 7
+"""auto_LiRPA guesses the batch dimension of constants by their size: an unusual one is safe."""
+
+_KEPT = 8
+"""How many modules are kept where each serves one batch size only."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How the network is wrapped. ``any_batch``: one traced module serves every batch size, which a
+    traced ``view`` may prevent. Patches are much faster on images but do not know every operation."""
+
+    conv: str
+    any_batch: bool
+
+
+MODES = (Mode("patches", True), Mode("patches", False), Mode("matrix", True), Mode("matrix", False))
+
+Probe = Callable[[Mode, Box, Tensor], Tensor]
+"""Lower bounds of the rows of a specification in a mode, in eval mode of BatchNorm."""
+
+
+class Wrapped:
+    """One BoundedModule of ``core`` and the places in ``core`` where its tensors live."""
+
+    def __init__(self, core: nn.Module, example: Tensor, *, conv_mode: str) -> None:
+        self.bounded = wrap(core, example, conv_mode=conv_mode)
+        self._core = core
+        self._graph: list[Node] | None = None
+        self._weights: list[tuple[Any, nn.Module, str]] = []
+        self._buffers: list[tuple[Any, nn.Module, str, str]] = []
+        for node in self.bounded._modules.values():
+            if type(node).__name__ in ("BoundParams", "BoundBuffers"):
+                owner, _, name = node.ori_name.rpartition(".")
+                layer = core.get_submodule(owner)
+                if type(node).__name__ == "BoundParams":
+                    self._weights.append((node, layer, name))
+                else:
+                    self._buffers.append((node, layer, owner, name))
+
+    def graph(self) -> list[Node]:
+        """The network as affine maps and ReLUs."""
+        if self._graph is None:
+            try:
+                self._graph = read_graph(self.bounded)
+            except UnsupportedLayerError as error:
+                raise unsupported("hbox", self._core, str(error)) from error
+        return self._graph
+
+    def synchronise(self, statistics: Statistics, *, gradients: bool) -> None:
+        """Hand over weights and buffers as they are now, with ``statistics`` for BatchNorm."""
+        for node, layer, name in self._weights:
+            weight = getattr(layer, name)
+            # auto_LiRPA sets requires_grad of what it is given to the node's training flag.
+            node._parameters["param"] = weight if gradients else weight.detach()
+            node.training = gradients and weight.requires_grad
+        for node, layer, owner, name in self._buffers:
+            if owner in statistics and name in ("running_mean", "running_var"):
+                node._buffers["buffer"] = statistics[owner][name == "running_var"]
+            else:
+                node._buffers["buffer"] = getattr(layer, name)
+
+    def release(self) -> None:
+        """Drop the bounds and graphs of the last call, which auto_LiRPA would hold until the next."""
+        self.bounded._clear_and_set_new(None)
+        self.bounded.ibp_lower = self.bounded.ibp_upper = None
+        for node in self.bounded._modules.values():
+            for name in ("current_mean", "current_var", "lA", "uA"):
+                node.__dict__.pop(name, None)
+        self.synchronise({}, gradients=True)
+
+
+class Modules:
+    """The wrapped forms of one network, and which of them each method of bounding it needs."""
+
+    def __init__(self, core: nn.Module, example: Tensor) -> None:
+        self._core = core
+        self._example = example
+        self._wrapped: dict[tuple[str, Mode, int], Wrapped] = {}
+        self._modes: dict[str, Mode] = {}
+        # Operations that cannot be bounded are found here rather than in the first step.
+        self._get("plain", MODES[0], 1)
+
+    @contextlib.contextmanager
+    def use(self, kind: str, mode: Mode, batch: int, statistics: Statistics, *, gradients: bool) -> Iterator[Wrapped]:
+        """A wrapped network for ``batch`` samples. Methods that leave state behind have a ``kind`` of their own."""
+        wrapped = self._get(kind, mode, batch)
+        wrapped.synchronise(statistics, gradients=gradients)
+        try:
+            yield wrapped
+        finally:
+            wrapped.release()
+
+    def _get(self, kind: str, mode: Mode, batch: int) -> Wrapped:
+        key = (kind, mode, 0 if mode.any_batch else batch)
+        if key not in self._wrapped:
+            size = _TRACE_BATCH if mode.any_batch else batch
+            example = self._example.expand(size, *self._example.shape[1:]).contiguous()
+            fixed = [key for key in self._wrapped if key[2]]
+            if len(fixed) >= _KEPT:
+                del self._wrapped[fixed[0]]
+            self._wrapped[key] = Wrapped(self._core, example, conv_mode=mode.conv)
+        return self._wrapped[key]
+
+    def mode(self, method: str, probe: Probe) -> Mode:
+        """The first mode in which ``method`` gives right bounds, found at its first use."""
+        if method not in self._modes:
+            first: Exception | None = None
+            for mode in MODES:
+                try:
+                    conclusive = self._check(mode, probe)
+                except torch.OutOfMemoryError:
+                    raise
+                except (*LIRPA_FAILURES, _WrongProbe) as error:
+                    first = first or error
+                    continue
+                if conclusive:
+                    self._modes[method] = mode
+                return mode
+            message = " ".join(str(first).split())[:300] or type(first).__name__
+            raise UnsupportedLayerError(f"{method} cannot bound this network: {message}") from first
+        return self._modes[method]
+
+    def _check(self, mode: Mode, probe: Probe) -> bool:
+        """At radius 0 the bound must be the forward pass; elsewhere it must be below it.
+
+        False if the network's own output is not finite, so that nothing can be said.
+        """
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(2, *self._example.shape[1:], generator=generator, dtype=self._example.dtype)
+        x = x.to(self._example.device)
+        radius = torch.tensor([0.0, 0.05], dtype=x.dtype, device=x.device).view(2, *[1] * (x.dim() - 1))
+        with torch.no_grad(), preserved(self._core):
+            self._core.eval()
+            expected = self._core(x)
+            spec = torch.eye(expected.shape[1], dtype=x.dtype, device=x.device).expand(2, -1, -1)
+            lower = probe(mode, Box(x - radius, x + radius), spec)
+        if not torch.isfinite(expected).all():
+            return False
+        tolerance = 1e-3 * (1.0 + expected.abs().max())
+        right = lower.shape == expected.shape and bool(
+            (lower <= expected + tolerance).all() and (lower[0] >= expected[0] - tolerance).all()
+        )
+        if not right:
+            raise _WrongProbe("auto_LiRPA's bounds of this network do not fit its own output")
+        return True
+
+
+class _WrongProbe(EngineError):
+    """The bound of a point is not the network's value there."""
