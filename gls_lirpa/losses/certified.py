@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gls_lirpa.engine.batchnorm import in_train_mode
+from gls_lirpa.engine.batchnorm import Statistics, in_train_mode
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import check_eps, linf_box, margin_spec
+from gls_lirpa.engine.boxes import check_eps, check_labels, linf_box, margin_spec
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
 from gls_lirpa.losses.terms import LOSSES, LossInput
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
+
+_SMALLEST_RADIUS = 1e-4
+"""Radius of the warm-up penalty's bounds while the training radius is still 0."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class CertifiedLoss:
     ) -> None:
         if not 0.0 <= natural_weight <= 1.0:
             raise ConfigError(f"natural_weight must lie in [0, 1], got {natural_weight}")
-        if l1 < 0 or warmup < 0:
+        if not (0.0 <= l1 < math.inf and 0.0 <= warmup < math.inf):
             raise ConfigError(f"l1 and warmup must be >= 0, got {l1} and {warmup}")
         self.model = model
         self.relaxation = get_relaxation(relaxation)
@@ -100,9 +104,11 @@ class CertifiedLoss:
     ) -> Tensor:
         radius = self.eps if eps is None else check_eps(eps)
         engine = self.engine(x)
+        check_labels(y, engine.classes)
         mix = self._weights["natural_weight"]
         worst_weight = 0.0 if radius == 0.0 or self.loss.name == "natural" else 1.0 - mix
-        logits, statistics = None, {}
+        logits: Tensor | None = None
+        statistics: Statistics = {}
         if worst_weight < 1.0 or in_train_mode(self.model):
             logits, statistics = engine.forward(x)
         batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator)
@@ -120,7 +126,8 @@ class CertifiedLoss:
         return self._weights["warmup"] * (1.0 - min(radius / self.eps, 1.0)) if self.eps > 0 else 0.0
 
     def _warmup(self, batch: LossInput) -> Tensor:
-        box = linf_box(batch.x, batch.eps)
+        # Ratios of radii have a limit as the radius goes to 0, but no value there.
+        box = linf_box(batch.x, max(batch.eps, _SMALLEST_RADIUS))
         spec = margin_spec(batch.y, batch.engine.classes, batch.x.dtype)
         bounds = batch.engine.bounds(box, spec, RELAXATIONS.get("ibp"), statistics=batch.statistics)
         return self._fade(batch.eps) * warmup_penalty(bounds, batch.engine.normalized_box(box))
