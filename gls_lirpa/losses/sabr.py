@@ -14,18 +14,15 @@ ReLU shrinkage c < 1 tightens further: behind every ReLU the box [l, u] becomes
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gls_lirpa.engine.batchnorm import Statistics, batchnorms
+from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, Box, linf_box
 from gls_lirpa.engine.graph import Node
-from gls_lirpa.engine.wrap import preserved
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
@@ -74,27 +71,9 @@ def shrinking(relaxation: Relaxation, shrinkage: float) -> Relaxation:
         )
 
     def bound(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
-        with _in_buffers(engine.core, statistics):
-            nodes = engine.graph()
-        # Reading a weight through auto_LiRPA's graph sets its requires_grad flag.
-        with preserved(engine.model):
-            return _shrunk_ibp(nodes, engine.normalized_box(box), spec, shrinkage)
+        return _shrunk_ibp(engine.graph(statistics), engine.normalized_box(box), spec, shrinkage)
 
     return replace(relaxation, name=f"{relaxation.name}-shrinking", bound=bound)
-
-
-@contextlib.contextmanager
-def _in_buffers(core: nn.Module, statistics: Statistics) -> Iterator[None]:
-    """Batch statistics in the place of the running ones, from which a graph takes its constants."""
-    layers = batchnorms(core)
-    saved = {name: (layers[name].running_mean, layers[name].running_var) for name in statistics}
-    try:
-        for name, (mean, var) in statistics.items():
-            layers[name].running_mean, layers[name].running_var = mean, var
-        yield
-    finally:
-        for name, running in saved.items():
-            layers[name].running_mean, layers[name].running_var = running
 
 
 def _shrunk_ibp(nodes: list[Node], box: Box, spec: Tensor, shrinkage: float) -> Bounds:

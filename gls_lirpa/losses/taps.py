@@ -207,6 +207,7 @@ def staps(
     shrinkage: float,
 ) -> Tensor:
     """TAPS over SABR's small box, with ReLU shrinkage in the bounded part."""
+    box = small_box(batch, lam=lam, steps=steps)
     source = batch.generator
     device = torch.device("cpu") if source is None else source.device
     attack = LatentAttack(
@@ -220,7 +221,6 @@ def staps(
     )
     scale = number("scale", scale)
     relaxation = attacked(batch.relaxation, attack)
-    box = small_box(batch, lam=lam, steps=steps)
 
     def sample_loss(margins: Tensor) -> Tensor:
         estimate, bounded = margins.chunk(2, dim=1)
