@@ -92,12 +92,16 @@ class ActorPool:
             problem = BlockProblem(
                 self._pickled(), self.worker.weights.names, actors=self.actors, gpus_per_actor=self.gpus_per_actor
             )
-            self._launch(problem)
         except BaseException:
             ray_session.release()
             raise
         self._problem = problem
         self._stop = weakref.finalize(self, _stop, problem)
+        try:
+            self._launch(problem)
+        except BaseException:
+            self.close()
+            raise
         return problem
 
     def _launch(self, problem: BlockProblem) -> None:

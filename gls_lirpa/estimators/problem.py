@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class BlockProblem(Problem):  # type: ignore[misc]
         self._num_actors = actors  # evotorch turns one actor into none
         self._factory = factory
         self._names = names
+        # A factory from a module that this process found must be found by the actors too.
+        self._path = [os.path.abspath(entry) for entry in sys.path]
         self._device_name = "cuda" if gpus_per_actor > 0 else "cpu"
         self._worker: Worker | None = None
         self._received: tuple[str, Task] | None = None
@@ -80,6 +83,7 @@ class BlockProblem(Problem):  # type: ignore[misc]
         if self._worker is None:
             # As many actors as cores and one thread each: no oversubscription, and the same sums everywhere.
             torch.set_num_threads(1)
+            sys.path.extend(entry for entry in self._path if entry not in sys.path)
             device = torch.device(self._device_name)
             with device:
                 model, loss = pickle.loads(self._factory)()

@@ -1,0 +1,201 @@
+"""Speed of the estimators on cnn3 with MNIST-sized input, as ratios measured in one run.
+
+``python benchmarks/speed_estimators.py`` prints one line per ratio with its target and exits with 1 if a
+target is missed; ``--json`` prints the numbers alone. Every ratio is the median over interleaved repetitions,
+so that a machine that is busy for a while slows both sides alike. One torch thread, as in an actor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gls_lirpa.engine.compat import load_lirpa
+from gls_lirpa.estimators import GRAD, PGPE, RGS
+
+EPS = 0.1
+CLASSES = 10
+
+
+def cnn3() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5, stride=2, padding=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 4, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(392, CLASSES),
+    )
+
+
+def certified(model: nn.Module, method: str = "CROWN") -> Callable[[Tensor, Tensor], Tensor]:
+    """Robust cross-entropy straight from auto_LiRPA, so that nothing but the estimators is measured."""
+    lirpa = load_lirpa()
+    bounded = lirpa.bounded_module(model, torch.zeros(1, 1, 28, 28), bound_opts=lirpa.bound_options())
+    bounded.train()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        ball = lirpa.perturbation(norm=math.inf, x_L=(x - EPS).clamp(0, 1), x_U=(x + EPS).clamp(0, 1))
+        spec = torch.eye(CLASSES)[y][:, None] - torch.eye(CLASSES)
+        inputs = (lirpa.bounded_tensor(x, ball),)
+        lower = bounded.compute_bounds(x=inputs, C=spec, method=method, bound_upper=False)[0]
+        return F.cross_entropy(-lower, y)
+
+    return loss
+
+
+def factory() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    model = cnn3()
+    return model, certified(model)
+
+
+def batch(size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(size, 1, 28, 28, generator=generator), torch.arange(size) % CLASSES
+
+
+@dataclass
+class Ratio:
+    """One measured ratio; ``target`` is an upper limit, or a lower one if ``at_least``."""
+
+    name: str
+    value: float
+    target: float
+    at_least: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def __str__(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        return f"{'ok  ' if self.met else 'MISS'}  {self.name:<58} {self.value:6.3f}  (target {sign} {self.target})"
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def ratio(work: Callable[[], Any], reference: Callable[[], Any], repeats: int) -> float:
+    """The median of work's time over that of a reference measured right before and after it."""
+    reference()
+    work()
+    found = []
+    before = seconds(reference)
+    for _ in range(repeats):
+        own = seconds(work)
+        after = seconds(reference)
+        found.append(2 * own / (before + after))
+        before = after
+    return statistics.median(found)
+
+
+def step(criterion: Callable[..., Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        criterion(x, y).backward()
+        optimizer.step()
+
+    return run
+
+
+def rgs_ratios(repeats: int, size: int) -> list[Ratio]:
+    model, loss = factory()
+    x, y = batch(size)
+    grad = step(GRAD(loss, model), model, x, y)
+    plain = step(RGS(loss, model, sigma=1e-3, samples=2), model, x, y)
+    split = step(RGS(loss, model, sigma=1e-3, samples=2, split=True), model, x, y)
+    return [
+        Ratio("RGS(2) step / GRAD step", ratio(plain, grad, repeats), 2.1),
+        Ratio("split RGS(2) step / GRAD step", ratio(split, grad, repeats), 1.1),
+    ]
+
+
+def naive_population(model: nn.Module, sigma: float, population: int, x: Tensor, y: Tensor) -> list[float]:
+    """The plain loop: a perturbed copy and a fresh BoundedModule for every member."""
+    losses = []
+    for seed in range(population):
+        member = copy.deepcopy(model)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in member.parameters():
+                p.add_(sigma * torch.randn(p.shape, generator=generator))
+        losses.append(float(certified(member)(x, y).detach()))
+    return losses
+
+
+def pgpe_ratios(repeats: int, size: int, population: int) -> list[Ratio]:
+    model, loss = factory()
+    x, y = batch(size)
+    pgpe = PGPE(loss, model, sigma=1e-3, population=population)
+    spent = [0.0]
+
+    def timed(x: Tensor, y: Tensor) -> Tensor:
+        start = time.perf_counter()
+        value = loss(x, y)
+        spent[0] += time.perf_counter() - start
+        return value
+
+    overheads = []
+    watched = step(PGPE(timed, model, sigma=1e-3, population=population), model, x, y)
+    watched()
+    for _ in range(repeats):
+        spent[0] = 0.0
+        whole = seconds(watched)
+        overheads.append((whole - spent[0]) / spent[0])
+    speed = 1 / ratio(step(pgpe, model, x, y), lambda: naive_population(model, 1e-3, population, x, y), repeats)
+    return [
+        Ratio("PGPE's overhead beyond the bound computations", statistics.median(overheads), 0.05),
+        Ratio("PGPE evaluations/s, ours / plain loop", speed, 1.5, at_least=True),
+    ]
+
+
+def actor_ratio(repeats: int, size: int, population: int) -> list[Ratio]:
+    x, y = batch(size)
+    times = {}
+    for actors in (1, 2):
+        model, loss = factory()
+        with PGPE(loss, model, sigma=1e-3, population=population, actors=actors, factory=factory) as pgpe:
+            run = step(pgpe, model, x, y)
+            run()
+            times[actors] = statistics.median(seconds(run) for _ in range(repeats))
+    return [Ratio("PGPE speed, two one-thread actors / one", times[1] / times[2], 1.7, at_least=True)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--population", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--no-actors", action="store_true", help="leave out the ratio that needs Ray and two cores")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = rgs_ratios(options.repeats, options.batch)
+    found += pgpe_ratios(max(options.repeats // 2, 1), options.batch, options.population)
+    if not options.no_actors:
+        found += actor_ratio(max(options.repeats // 2, 1), options.batch, 2 * options.population)
+    lines = [json.dumps([{**asdict(r), "met": r.met} for r in found])] if options.json else [str(r) for r in found]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if all(r.met for r in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
