@@ -54,6 +54,10 @@ class Lirpa:
         }
 
 
+_BROKEN = (ImportError, AttributeError, StopIteration, RuntimeError, TypeError, ValueError, SyntaxError, OSError)
+"""What an auto_LiRPA raises at import that does not fit its surroundings."""
+
+
 @functools.cache
 def load_lirpa() -> Lirpa:
     """Import auto_LiRPA, repairing what its age makes necessary.
@@ -69,7 +73,7 @@ def load_lirpa() -> Lirpa:
         init_alpha = next(k for k in ("init_alpha", "init_slope") if hasattr(bounded_module, k))
     except ModuleNotFoundError as error:
         raise EngineError(f"auto_LiRPA cannot be imported ({error}): install it with `{CURE}`") from error
-    except (ImportError, AttributeError, StopIteration) as error:
+    except _BROKEN as error:
         raise EngineError(f"this auto_LiRPA cannot be used ({error!r}): install it with `{CURE}`") from error
     _repair_named_members(bounded_module)
     _repair_matmul()
