@@ -33,7 +33,7 @@ LIRPA_FAILURES = (
 
 _KNOWN_LAYERS = (
     *("Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "AvgPool2d", "AdaptiveAvgPool2d", "Flatten", "ReLU"),
-    *("Identity", "Normalize", "MaxPool2d", "LeakyReLU", "Sigmoid", "Tanh", "Dropout"),
+    *("Identity", "Normalize", "MaxPool2d", "LeakyReLU", "Sigmoid", "Tanh"),
 )
 
 
@@ -66,9 +66,10 @@ class _Messages(logging.Handler):
 def check_layers(model: nn.Module) -> None:
     """Refuse layers that are no fixed function of their input, whatever their operations are."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        # Even with p = 0: auto_LiRPA would trace the whole network in train mode because of it.
+        if isinstance(module, nn.modules.dropout._DropoutNd):
             raise UnsupportedLayerError(
-                f"layer {name!r} ({type(module).__name__}) cannot be bounded: replace it by nn.Identity() or set p=0"
+                f"layer {name!r} ({type(module).__name__}) cannot be bounded: replace it by nn.Identity()"
             )
     for name, layer in batchnorms(model).items():
         if layer.running_mean is None:
