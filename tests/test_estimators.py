@@ -127,6 +127,17 @@ def test_step_function() -> None:
         assert mean[0] == 0 and error[0] == 0
 
 
+def test_antithetic_pairs_cancel_what_is_odd() -> None:
+    """±ε leave no noise in the gradient of a quadratic; independent ε do."""
+    point = Point([1.0, -0.5, 0.2])
+    for antithetic in (True, False):
+        point.w.grad = None
+        RGS(quadratic(point), point, sigma=0.4, samples=2, antithetic=antithetic)().backward()
+        assert point.w.grad is not None
+        exact = torch.allclose(point.w.grad, A @ point.w.detach() + B, atol=1e-12, rtol=0)
+        assert exact is antithetic
+
+
 def network() -> tuple[nn.Module, Callable[..., Tensor], Tensor, Tensor]:
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
@@ -318,6 +329,7 @@ def test_common_random_numbers() -> None:
         estimator(generator=torch.Generator().manual_seed(11))
         estimator(generator=torch.Generator().manual_seed(11))
         assert len(set(seen)) == 3 and seen[0] == first, "the caller's generator decides"
+        assert len({own for _, own in seen}) == len({world for world, _ in seen}) == 3
         assert torch.equal(torch.get_rng_state(), state)
     GRAD(loss)(generator=torch.Generator().manual_seed(11))
     assert seen[-1][1] == torch.rand((), generator=torch.Generator().manual_seed(11)).item()
