@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, field
 
 import gls_lirpa.certification.attack
-import gls_lirpa.certification.incomplete  # noqa: F401  (both register their stages)
+import gls_lirpa.certification.complete
+import gls_lirpa.certification.incomplete  # noqa: F401  (all three register their stages)
 from gls_lirpa.certification.stage import STAGES, StageOptions
 from gls_lirpa.engine.boxes import check_eps
 from gls_lirpa.errors import ConfigError
 
-DEFAULT_STAGES = ("pgd", "ibp", "crown-ibp", "crown", "alpha-crown")
+DEFAULT_STAGES = ("pgd", "ibp", "crown-ibp", "crown", "alpha-crown", "bab")
 
 
 @dataclass(frozen=True)
