@@ -16,7 +16,7 @@ from .options import Radius
 @click.option("--eps", type=Radius(), help="Radius in pixel space (default: the run's).")
 @click.option("--samples", type=int, help="Certify the first samples of the split (default: all).")
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
-@click.option("--stages", help="Comma-separated, in order (default: pgd,ibp,crown-ibp,crown,alpha-crown).")
+@click.option("--stages", help="Comma-separated, in order (default: ibp,pgd,crown-ibp,crown,alpha-crown,bab).")
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the attack.")
 @click.option("--cross-check", is_flag=True, help="Attack what was verified and bound what was attacked.")

@@ -75,18 +75,12 @@ def input_gradient(forward: Forward, points: Tensor, labels: Tensor, objective: 
     return value.detach(), gradient
 
 
-def check_attack(*, steps: int, restarts: int, step: float | None) -> float:
-    """The step size in units of the box radius, if the settings can be used.
-
-    The default 2.5 / steps lets an attack cross the box and still turn back.
-    """
+def check_attack(*, steps: int, restarts: int, step: float) -> None:
+    """Raise if an attack cannot be run with these settings."""
     if steps < 1 or restarts < 1:
         raise ConfigError(f"expected steps >= 1 and restarts >= 1, got steps={steps}, restarts={restarts}")
-    if step is None:
-        return 2.5 / steps
     if not 0 < step < float("inf"):
         raise ConfigError(f"expected a step > 0 in units of the box radius, got {step}")
-    return step
 
 
 def pgd_points(
@@ -104,7 +98,8 @@ def pgd_points(
 ) -> Tensor:
     """Points of the boxes at which ``objective(forward(x), labels)`` is large, for adversarial training.
 
-    ``step`` is in units of each pixel's box radius, so it fits any box; 2.5 / steps by default.
+    ``step`` is in units of each pixel's box radius, so it fits any box; the default 2.5 / steps lets
+    an attack cross the box and still turn back.
     The first start is ``x`` unless ``random_start``, all others are uniform in the box. With several
     restarts the best final point of each sample is kept. The result carries no graph.
 
@@ -115,7 +110,9 @@ def pgd_points(
     >>> bool((points >= box.lower).all() and (points <= box.upper).all())
     True
     """
-    size = check_attack(steps=steps, restarts=restarts, step=step) * (box.upper - box.lower) / 2
+    step = 2.5 / max(steps, 1) if step is None else step
+    check_attack(steps=steps, restarts=restarts, step=step)
+    size = step * (box.upper - box.lower) / 2
     best, best_value = x, torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
     for restart in range(restarts):
         start = random_points(box, generator=generator) if random_start or restart else project(x.detach(), box)
