@@ -177,7 +177,7 @@ class BoundEngine:
         The maps read the weights when they are applied. With ``statistics``, BatchNorm uses those
         until the next call of this engine.
         """
-        with self._modules.use("plain", self._mode("hbox"), 1, {}, gradients=True) as wrapped:
+        with self._modules.use("plain", self._mode("IBP"), 1, {}, gradients=True) as wrapped:
             nodes = wrapped.graph()
         if statistics:
             wrapped.synchronise(statistics, gradients=True)
