@@ -45,10 +45,12 @@ def _dense(width: int, classes: int) -> nn.Module:
 
 
 def _conv(width: int, classes: int) -> nn.Module:
-    # 2 · 2 · 1 convolution outputs per channel, the rest of the ReLUs behind it.
+    # Two outputs per channel, the rest of the ReLUs behind them.
+    channels = max(2, width // 5)
+    hidden = width - 2 * channels
     return nn.Sequential(
-        nn.Conv2d(1, 1, 2, padding=1, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4, max(1, width - 4)), nn.ReLU(),
-        nn.Linear(max(1, width - 4), classes),
+        nn.Conv2d(1, channels, (2, 1)), nn.ReLU(), nn.Flatten(), nn.Linear(2 * channels, hidden), nn.ReLU(),
+        nn.Linear(hidden, classes),
     )  # fmt: skip
 
 
@@ -90,6 +92,7 @@ def random_net(kind: str, seed: int, *, width: int, classes: int = 3) -> nn.Modu
     folded = fold_batchnorm(model).eval()
     for parameter in folded.parameters():
         parameter.requires_grad_(False)
+    _bring_near(folded, random_input(seed))
     return folded
 
 
@@ -97,7 +100,17 @@ def random_input(seed: int) -> Tensor:
     return torch.rand(1, 1, 2, 2, generator=torch.Generator().manual_seed(seed))
 
 
-def problem(model: nn.Module, x: Tensor, eps: float, *, engine: BoundEngine | None = None) -> tuple[Subject, OpenSamples]:
+def _bring_near(model: nn.Module, x: Tensor, margin: float = 0.3) -> None:
+    """Shift the output so that the best class leads by ``margin`` at x: some radius then flips it."""
+    first, second = model(x)[0].topk(2).indices.tolist()
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    logits = model(x)[0]
+    last.bias[first] -= logits[first] - logits[second] - margin
+
+
+def problem(
+    model: nn.Module, x: Tensor, eps: float, *, engine: BoundEngine | None = None
+) -> tuple[Subject, OpenSamples]:
     label = model(x).argmax(1)
     others = int(model(x).shape[1]) - 1
     open_rows = torch.zeros(1, others, dtype=torch.bool)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import doctest
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,16 @@ def test_milp_is_the_minimum_over_all_patterns(kind: str) -> None:
                 point = candidate.point(answer.t.unsqueeze(0)).float()
                 assert (point >= box.lower - 1e-6).all() and (point <= box.upper + 1e-6).all()
                 assert abs(float(margins(model, point, label)[0, row]) - exact[row]) < 1e-4
+
+
+def test_bounds_that_are_too_narrow_would_be_noticed() -> None:
+    """What the comparison with all patterns is worth: big-M constants 30 % too small change optima."""
+    changed = 0
+    for seed in range(6):
+        _, _, form = _form("dense", seed)
+        layers = tuple(replace(layer, lower=0.7 * layer.lower, upper=0.7 * layer.upper) for layer in form.layers)
+        changed += minimise(replace(form, layers=layers), 0).bound > minimise(form, 0).bound + 1e-5
+    assert changed >= 2
 
 
 def test_early_stops_know_the_sign_only() -> None:

@@ -22,6 +22,7 @@ from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, tightened
+from gls_lirpa.engine.split_hull import hull_of
 from gls_lirpa.errors import ConfigError
 
 AIM = 2e-4
@@ -34,13 +35,15 @@ _BATCH_WORK = 2.0e10
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search. ``candidates`` > 1: that many neurons are compared by bounding their children."""
+    """How to search. ``candidates`` > 1: that many neurons are compared by bounding their children;
+    ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them."""
 
     max_nodes: int | None = None
     batch_size: int = 256
     iterations: int = 20
     root_iterations: int = 50
     tightening_iterations: int = 20
+    hull_iterations: int = 40
     rule: str = "gap"
     candidates: int = 4
     max_levels: int = 3
@@ -54,8 +57,8 @@ class Settings:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:
             raise ConfigError(f"expected max_nodes >= 1 or None, got {self.max_nodes}")
-        if min(self.tightening_iterations, self.attack_starts, self.attack_steps) < 0:
-            raise ConfigError("expected tightening_iterations, attack_starts and attack_steps >= 0")
+        if min(self.tightening_iterations, self.hull_iterations, self.attack_starts, self.attack_steps) < 0:
+            raise ConfigError("expected tightening_iterations, hull_iterations, attack_starts and attack_steps >= 0")
         RULES.get(self.rule)
 
 
@@ -149,15 +152,17 @@ class _Search:
         self._seed = seed
         self._settings = settings
         self._rule: Rule = RULES.get(settings.rule)
-        self._fast = SplitBounds(form)
-        self._exact = SplitBounds(form, dtype=torch.float64)
+        steps = settings.hull_iterations
+        hull = hull_of(form, iterations=steps, deadline=deadline) if steps else None
+        self._fast = SplitBounds(form, hull=hull)
+        self._exact = SplitBounds(form, hull=hull, dtype=torch.float64)
         self._queue = Queue(max_mib=settings.queue_mib)
         # The lowest bound among the finished subproblems of each row.
         self._closed = torch.full_like(known, torch.inf)
         self._counterexample: Tensor | None = None
         self._nodes = 0
         self._leaf_limit = False
-        work = 4.0 * settings.iterations * max(1, form.neurons) * (form.inputs + form.neurons)
+        work = 4.0 * settings.iterations * max(1, form.neurons) * max(1, form.inputs + form.neurons)
         self._batch = max(2, min(settings.batch_size, int(_BATCH_WORK / work)))
 
     def run(self) -> Outcome:
@@ -207,7 +212,7 @@ class _Search:
         if not rest.any():
             return
         batch, done = batch[rest], _part(done, rest)
-        if self._counterexample is None:
+        if self._counterexample is None and self._settings.attack_starts:
             x = self._form.point(done.t)
             self._counterexample = self._descent.search(
                 x, batch.rows, starts=self._settings.attack_starts, steps=self._settings.attack_steps
@@ -241,4 +246,5 @@ class _Search:
 
 
 def _part(done: Pass, index: Tensor) -> Pass:
-    return Pass(done.value[index], done.t[index], done.z[index], done.v[index], done.coefficient[index])
+    parts = (done.value, done.t, done.z, done.v, done.coefficient, done.saving)
+    return Pass(*(part[index] for part in parts))

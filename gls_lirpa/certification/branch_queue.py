@@ -49,7 +49,7 @@ class Queue:
 
     def push(self, batch: Subproblems, ranked: Tensor) -> None:
         """Add subproblems with the neurons to split them by, best first."""
-        values = torch.cat([batch.alpha, batch.beta, ranked.to(batch.alpha)], 1)
+        values = torch.cat([batch.alpha, batch.beta, batch.gamma, ranked.to(batch.alpha)], 1)
         for i, (bound, row) in enumerate(zip(batch.bound.tolist(), batch.rows.tolist(), strict=True)):
             # Copies: a view would keep the whole batch in memory.
             entry = _Entry(bound, row, batch.signs[i].clone(), values[i].clone())
@@ -71,9 +71,10 @@ class Queue:
             signs,
             values[:, :n].contiguous(),
             values[:, n : 2 * n].contiguous(),
+            values[:, 2 * n : 3 * n].contiguous(),
             torch.tensor([entry.bound for entry in taken], dtype=torch.float64, device=signs.device),
         )
-        return batch, values[:, 2 * n :].long()
+        return batch, values[:, 3 * n :].long()
 
 
 def _size(entry: _Entry) -> int:

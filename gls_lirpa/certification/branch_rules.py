@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -61,6 +60,7 @@ def children(batch: Subproblems, neurons: Tensor) -> Subproblems:
         torch.cat(copies),
         batch.alpha.repeat(times, 1),
         batch.beta.repeat(times, 1),
+        batch.gamma.repeat(times, 1),
         batch.bound.repeat(times),
     )
 
@@ -71,14 +71,7 @@ def by_children(bounds: SplitBounds, batch: Subproblems, candidates: Tensor) -> 
     if count < 2:
         return candidates
     usable = candidates >= 0
-    parents = replace(
-        batch,
-        rows=batch.rows.repeat_interleave(count),
-        signs=batch.signs.repeat_interleave(count, 0),
-        alpha=batch.alpha.repeat_interleave(count, 0),
-        beta=batch.beta.repeat_interleave(count, 0),
-        bound=batch.bound.repeat_interleave(count),
-    )
+    parents = batch[torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count)]
     first = candidates[:, :1].expand_as(candidates)
     trial = children(parents, torch.where(usable, candidates, first).reshape(-1, 1))
     worse = bounds.evaluate(trial, primal=False).value.reshape(2, len(batch), count).amin(0)

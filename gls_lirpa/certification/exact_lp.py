@@ -66,6 +66,8 @@ def minimise(
     """
     if time_limit <= 0:
         return Optimum("limit", -math.inf)
+    if form.neurons == 0:
+        return _linear(form, row)
     highspy = _highspy()
     fixed = np.zeros(form.neurons) if signs is None else signs.cpu().numpy().astype(float)
     solver = highspy.Highs()
@@ -74,6 +76,13 @@ def minimise(
     solver.passModel(_model(highspy, form, row, fixed, cutoff))
     solver.run()
     return _answer(highspy, solver, form, row, cutoff, integer=bool((fixed == 0).any()))
+
+
+def _linear(form: SplitForm, row: int) -> Optimum:
+    """No neuron is unstable: the minimum lies in a corner."""
+    t = -form.weight[row].sign()
+    value = float(form.offset[row] - form.weight[row].abs().sum())
+    return Optimum("optimal", value, value, t)
 
 
 def _highspy() -> Any:

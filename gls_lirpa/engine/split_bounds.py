@@ -6,10 +6,13 @@ through the layers, replacing v by linear functions of z. With λ the coefficien
 - not split: v ≥ α z (0 ≤ α ≤ 1) where λ ≥ 0, and v ≤ u (z − l) / (u − l) where λ < 0;
 - split s = +1: v = z, and z ≥ 0 adds −β z;   split s = −1: v = 0, and z ≤ 0 adds +β z   (β ≥ 0).
 
+With a hull (``split_hull``), which gives each neuron another upper bound v ≤ q, the mixture
+(1 − γ) u (z − l) / (u − l) + γ q with 0 ≤ γ ≤ 1 takes the triangle's place where λ < 0.
+
 Both β terms are ≤ 0 on the subproblem, so the minimum over the box stays a lower bound for every
-admissible α and β. The gradient needs no second graph: if t minimises the final linear function over
-the box and z, v are its images under the same linear pieces, then ∂/∂α = max(λ, 0) z and
-∂/∂β = −s z.
+admissible α, β, γ. The gradient needs no second graph: if t minimises the final linear function over
+the box and z, v, q are its images under the same linear pieces, then ∂/∂α = max(λ, 0) z,
+∂/∂β = −s z and ∂/∂γ = min(λ, 0) (q − u (z − l) / (u − l)).
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.engine.split import SplitForm
+from gls_lirpa.engine.split_hull import Hull
 
 ALPHA_RATE = 0.25
 BETA_RATE = 0.5
+GAMMA_RATE = 0.25
 DECAY = 0.95
 _MOMENTS = (0.9, 0.999)
 _TIGHTENING_BATCH = 512
@@ -32,12 +37,13 @@ _TIGHTENING_BATCH = 512
 
 @dataclass(frozen=True)
 class Subproblems:
-    """A batch: the row that is bounded, ``signs`` (b, n) in {−1, 0, +1}, α, β, and the best bound known."""
+    """A batch: the row that is bounded, ``signs`` (b, n) in {−1, 0, +1}, α, β, γ, and the best bound known."""
 
     rows: Tensor
     signs: Tensor
     alpha: Tensor
     beta: Tensor
+    gamma: Tensor
     bound: Tensor
 
     def __len__(self) -> int:
@@ -45,30 +51,41 @@ class Subproblems:
 
     def __getitem__(self, index: Tensor | slice) -> Subproblems:
         return Subproblems(
-            self.rows[index], self.signs[index], self.alpha[index], self.beta[index], self.bound[index]
+            self.rows[index],
+            self.signs[index],
+            self.alpha[index],
+            self.beta[index],
+            self.gamma[index],
+            self.bound[index],
         )
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One evaluation: bounds (b,), the minimising position t, and z, v, λ of every neuron there."""
+    """One evaluation: bounds (b,), the minimising position t, and z, v, λ of every neuron there.
+
+    ``saving``: how far the hull's upper bound lies below the triangle's (negative where it is worse).
+    """
 
     value: Tensor
     t: Tensor
     z: Tensor
     v: Tensor
     coefficient: Tensor
+    saving: Tensor
 
 
 class SplitBounds:
     """The backward pass over one split form, in the given precision."""
 
-    def __init__(self, form: SplitForm, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, form: SplitForm, *, hull: Hull | None = None, dtype: torch.dtype = torch.float32) -> None:
         self.form = form
         self.dtype = dtype
         self._weights = [layer.weight.to(dtype) for layer in form.layers]
         self._offsets = [layer.offset.to(dtype) for layer in form.layers]
         self._weight, self._offset = form.weight.to(dtype), form.offset.to(dtype)
+        self._hull = None if hull is None else [weight.to(dtype) for weight in hull.weights]
+        self._hull_offsets = [] if hull is None else [offset.to(dtype) for offset in hull.offsets]
         lower, upper = form.lower, form.upper
         self._upper_slope = (upper / (upper - lower)).to(dtype)
         self._intercept = (-lower * upper / (upper - lower)).to(dtype)
@@ -76,7 +93,7 @@ class SplitBounds:
         self._spans = [slice(end - len(layer), end) for end, layer in zip(ends, form.layers, strict=True)]
 
     def start(self, rows: Tensor) -> Subproblems:
-        """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0."""
+        """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1 if there is a hull."""
         n = len(rows)
         alpha = (self.form.upper > -self.form.lower).to(self.dtype).expand(n, -1).clone()
         return Subproblems(
@@ -84,42 +101,59 @@ class SplitBounds:
             torch.zeros(n, self.form.neurons, dtype=torch.int8, device=rows.device),
             alpha,
             torch.zeros_like(alpha),
+            torch.full_like(alpha, 0.0 if self._hull is None else 1.0),
             torch.full((n,), -torch.inf, dtype=torch.float64, device=rows.device),
         )
 
     def evaluate(self, batch: Subproblems, *, primal: bool = True) -> Pass:
-        """The bound for the batch's α and β; ``primal`` False leaves z and v empty, at half the cost."""
+        """The bound for the batch's α, β, γ; ``primal`` False leaves z and v empty, at half the cost."""
         signs = batch.signs.to(self.dtype)
         unsplit = batch.signs == 0
-        alpha, beta = batch.alpha.to(self.dtype), batch.beta.to(self.dtype)
+        alpha, beta, gamma = (part.to(self.dtype) for part in (batch.alpha, batch.beta, batch.gamma))
         inputs = self.form.inputs
+        groups = [] if self._hull is None else _groups(batch.rows)
         coefficients = self._weight[batch.rows]
         value = self._offset[batch.rows]
-        slopes = torch.empty_like(alpha)
+        slopes, shifts, shares = (torch.empty_like(alpha) for _ in range(3))
         for number in reversed(range(len(self._spans))):
             span, weight = self._spans[number], self._weights[number]
-            lam = coefficients[:, inputs + span.start : inputs + span.stop]
+            before = inputs + span.start
+            lam = coefficients[:, before : inputs + span.stop]
             above = unsplit[:, span] & (lam < 0)
-            slope = torch.where(above, self._upper_slope[span], alpha[:, span])
+            share = torch.where(above, gamma[:, span], 0.0)
+            rest = torch.where(above, 1 - share, 0.0)
+            slope = torch.where(above, rest * self._upper_slope[span], alpha[:, span])
             slope = torch.where(unsplit[:, span], slope, signs[:, span].clamp(min=0))
-            slopes[:, span] = slope
-            value = value + torch.where(above, lam, 0.0) @ self._intercept[span]
+            shift = rest * self._intercept[span]
+            slopes[:, span], shifts[:, span], shares[:, span] = slope, shift, share
             mu = slope * lam - signs[:, span] * beta[:, span]
-            value = value + mu @ self._offsets[number]
-            coefficients[:, : inputs + span.start].addmm_(mu, weight)
+            value = value + (shift * lam).sum(1) + mu @ self._offsets[number]
+            if self._hull is not None:
+                part = share * lam
+                value = value + (part * self._hull_offsets[number][batch.rows]).sum(1)
+                for row, members in groups:
+                    coefficients[members, :before] += part[members] @ self._hull[number][row]
+            coefficients[:, :before].addmm_(mu, weight)
         head, lam = coefficients[:, :inputs], coefficients[:, inputs:]
         value = value - head.abs().sum(1)
         t = -head.sign()
         if not primal:
-            return Pass(value, t, alpha[:, :0], alpha[:, :0], lam)
-        z, v = torch.empty_like(alpha), torch.empty_like(alpha)
-        shift = torch.where(unsplit & (lam < 0), self._intercept, 0.0)
-        known = torch.cat([t, v], 1)
+            empty = alpha[:, :0]
+            return Pass(value, t, empty, empty, lam, empty)
+        z, saving = torch.empty_like(alpha), torch.zeros_like(alpha)
+        known = torch.cat([t, z], 1)
         for number, span in enumerate(self._spans):
-            z[:, span] = torch.addmm(self._offsets[number], known[:, : inputs + span.start], self._weights[number].t())
-            v[:, span] = slopes[:, span] * z[:, span] + shift[:, span]
-            known[:, inputs + span.start : inputs + span.stop] = v[:, span]
-        return Pass(value, t, z, v, lam)
+            before = inputs + span.start
+            z[:, span] = torch.addmm(self._offsets[number], known[:, :before], self._weights[number].t())
+            v = slopes[:, span] * z[:, span] + shifts[:, span]
+            if self._hull is not None:
+                q = self._hull_offsets[number][batch.rows]
+                for row, members in groups:
+                    q[members] += known[members, :before] @ self._hull[number][row].t()
+                v += shares[:, span] * q
+                saving[:, span] = self._upper_slope[span] * z[:, span] + self._intercept[span] - q
+            known[:, before : inputs + span.stop] = v
+        return Pass(value, t, z, known[:, inputs:], lam, saving)
 
     def optimise(
         self,
@@ -127,8 +161,6 @@ class SplitBounds:
         *,
         iterations: int,
         target: float,
-        alpha_rate: float = ALPHA_RATE,
-        beta_rate: float = BETA_RATE,
         deadline: float = math.inf,
     ) -> tuple[Subproblems, Pass]:
         """The batch with the best α, β found and the pass at those; its ``bound`` is left to the caller.
@@ -137,35 +169,50 @@ class SplitBounds:
         alone. After ``deadline`` (of ``time.monotonic``) the best so far is returned.
         """
         live = torch.arange(len(batch), device=batch.rows.device)
-        alpha, beta = batch.alpha.clone(), batch.beta.clone()
+        alpha, beta, gamma = batch.alpha.clone(), batch.beta.clone(), batch.gamma.clone()
         best = torch.full((len(batch),), -torch.inf, dtype=self.dtype, device=batch.rows.device)
         current = batch
-        moments = [torch.zeros_like(alpha) for _ in range(4)]
+        moments = [torch.zeros_like(alpha) for _ in range(6)]
         for step in range(iterations):
             last = step + 1 == iterations or time.monotonic() > deadline
             done = self.evaluate(current, primal=not last)
             better = done.value > best[live]
             kept = live[better]
-            best[kept], alpha[kept], beta[kept] = done.value[better], current.alpha[better], current.beta[better]
+            best[kept] = done.value[better]
+            alpha[kept], beta[kept], gamma[kept] = (
+                part[better] for part in (current.alpha, current.beta, current.gamma)
+            )
             open_rows = best[live] <= target
             if last or not open_rows.any():
                 break
-            current = self._step(current, done, moments, step, alpha_rate, beta_rate)
+            current = self._step(current, done, moments, step)
             if int(open_rows.sum()) * 2 < len(live):
                 live, current = live[open_rows], current[open_rows]
                 moments = [moment[open_rows] for moment in moments]
-        result = replace(batch, alpha=alpha, beta=beta)
+        result = replace(batch, alpha=alpha, beta=beta, gamma=gamma)
         return result, self.evaluate(result)
 
-    def _step(
-        self, batch: Subproblems, done: Pass, moments: list[Tensor], step: int, alpha_rate: float, beta_rate: float
-    ) -> Subproblems:
+    def _step(self, batch: Subproblems, done: Pass, moments: list[Tensor], step: int) -> Subproblems:
         decay = DECAY**step
-        alpha_grad = torch.where(batch.signs == 0, done.coefficient.clamp(min=0) * done.z, 0.0)
+        unsplit = batch.signs == 0
+        alpha_grad = torch.where(unsplit, done.coefficient.clamp(min=0) * done.z, 0.0)
         beta_grad = -batch.signs.to(self.dtype) * done.z
-        alpha = batch.alpha + alpha_rate * decay * _adam(alpha_grad, moments[0], moments[1], step)
-        beta = batch.beta + beta_rate * decay * _adam(beta_grad, moments[2], moments[3], step)
-        return replace(batch, alpha=alpha.clamp(0.0, 1.0), beta=beta.clamp(min=0.0))
+        alpha = batch.alpha + ALPHA_RATE * decay * _adam(alpha_grad, moments[0], moments[1], step)
+        beta = batch.beta + BETA_RATE * decay * _adam(beta_grad, moments[2], moments[3], step)
+        batch = replace(batch, alpha=alpha.clamp_(0.0, 1.0), beta=beta.clamp_(min=0.0))
+        if self._hull is None:
+            return batch
+        gamma_grad = torch.where(unsplit, -done.coefficient.clamp(max=0) * done.saving, 0.0)
+        gamma = batch.gamma + GAMMA_RATE * decay * _adam(gamma_grad, moments[4], moments[5], step)
+        return replace(batch, gamma=gamma.clamp_(0.0, 1.0))
+
+
+def _groups(rows: Tensor) -> list[tuple[int, Tensor | slice]]:
+    """Which members of a batch belong to which row."""
+    found = rows.unique().tolist()
+    if len(found) == 1:
+        return [(found[0], slice(None))]
+    return [(row, (rows == row).nonzero().flatten()) for row in found]
 
 
 def _adam(gradient: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:

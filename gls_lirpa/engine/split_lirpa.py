@@ -52,10 +52,10 @@ def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Ten
             for slopes in relu.alpha.values():
                 slopes.data.flatten(3)[:, :, :, layer.index] = batch.alpha[:, part].to(dtype)
             _set_multipliers(bounded, relu, feeding, layer, batch.beta[:, part], batch.signs[:, part])
-        lower: Tensor = bounded.compute_bounds(
+        result: Tensor = bounded.compute_bounds(
             x=(inputs,), C=rows, method="CROWN", bound_upper=False, reuse_alpha=True, **known
         )[0]
-    return lower.detach()[:, 0]
+    return result.detach()[:, 0]
 
 
 def _starts(form: SplitForm) -> list[tuple[Layer, int]]:
