@@ -15,7 +15,7 @@ from .options import Assignment, Numbers, Radius
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
 @click.option("--net", help="cnn3-tiny, cnn3, cnn5, cnn5-l, cnn7, cnn7-bn, or path/to/file.py:factory.")
-@click.option("--loss", help="robust (default), pgd or natural.")
+@click.option("--loss", help="robust (default), robust-fused, sabr, taps, staps, mtl-ibp, pgd or natural.")
 @click.option("--relaxation", help="ibp, hbox, crown-ibp, crown (= deeppoly), alpha-crown or alpha-crown-step.")
 @click.option("--estimator", help="grad, rgs, pgpe or sam.")
 @click.option(
@@ -38,6 +38,7 @@ from .options import Assignment, Numbers, Radius
 @click.option("--l1", type=float, help="Weight of the L1 norm of the weights.")
 @click.option("--warmup", type=float, help="Weight of the tightness and balance penalty while eps grows.")
 @click.option("--grad-clip", type=float)
+@click.option("--average-from", type=float, help="Average the weights of the epochs from this one on.")
 @click.option("--sigma", type=float, help="Standard deviation of the smoothing (rgs, pgpe).")
 @click.option("--samples", type=int, help="Perturbed networks per step (rgs).")
 @click.option("--split", is_flag=True, default=None, help="Each part of the batch sees its own perturbation (rgs).")

@@ -136,6 +136,33 @@ def test_batchnorm_network_trains_and_holds_population_statistics(tmp_path: Path
     assert torch.allclose(norm.running_var, features.var((0, 2, 3)), rtol=1e-2)
 
 
+def test_averaged_weights_are_the_mean_of_the_epochs_and_survive_a_resume(tmp_path: Path) -> None:
+    config = TrainConfig(**{**SMALL, **METHODS["ibp-grad"], "average_from": 1})
+    ends: list[torch.Tensor] = []
+
+    class Recorder(Quiet):
+        def epoch_ended(self, row: dict[str, Any]) -> None:
+            state = torch.load(tmp_path / "whole" / "checkpoint.pt", weights_only=True)
+            ends.append(state["model"]["0.weight"])
+
+    whole = train(config, tmp_path / "whole", reporter=Recorder())
+    final = torch.load(tmp_path / "whole" / "weights.pt", weights_only=True)["model"]["0.weight"]
+    assert torch.allclose(final, torch.stack(ends[1:]).mean(0), atol=1e-6)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "parts", reporter=Quiet(8))
+    resumed = train(config, tmp_path / "parts", reporter=Quiet(), resume=True)
+    assert torch.equal(whole.model[0].weight, resumed.model[0].weight)
+
+
+def test_a_loss_brings_its_relaxation_and_published_options() -> None:
+    sabr = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "estimator": "grad"})
+    assert (sabr.relaxation, sabr.loss_options["lam"]) == ("ibp", 0.4)
+    mine = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "assignments": (("lam", 0.7),)})
+    assert mine.loss_options["lam"] == 0.7
+    assert make_config({"loss": "robust-fused"}).relaxation == "crown-ibp"
+    assert make_config({"loss": "mtl-ibp", "relaxation": "crown"}).relaxation == "crown"
+
+
 def test_training_raises_certified_accuracy_on_digits(tmp_path: Path) -> None:
     """From 10 % (chance) to a level that a broken loss or bound does not reach."""
     config = make_config({"net": "cnn3-tiny", "relaxation": "ibp", "estimator": "grad", "eps": 0.05, "epochs": 12})

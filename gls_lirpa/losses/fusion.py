@@ -88,5 +88,7 @@ def robust_fused(batch: LossInput) -> Tensor:
 
 
 LOSSES.register(
-    "robust-fused", Loss("robust-fused", robust_fused, bounds=True, options={}), aliases=("loss-fusion", "fused")
+    "robust-fused",
+    Loss("robust-fused", robust_fused, bounds=True, options={}, relaxation="crown-ibp"),
+    aliases=("loss-fusion", "fused"),
 )

@@ -43,6 +43,6 @@ def mtl_ibp(batch: LossInput, *, alpha: float, radius: float, steps: int) -> Ten
 
 LOSSES.register(
     "mtl-ibp",
-    Loss("mtl-ibp", mtl_ibp, bounds=True, options={"alpha": 0.5, "radius": 1.0, "steps": 8}),
+    Loss("mtl-ibp", mtl_ibp, bounds=True, options={"alpha": 0.5, "radius": 1.0, "steps": 8}, relaxation="ibp"),
     aliases=("mtl",),
 )

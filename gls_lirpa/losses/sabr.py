@@ -114,4 +114,6 @@ def sabr(batch: LossInput, *, lam: float, steps: int, shrinkage: float) -> Tenso
     return with_gradient_or_refusal(batch, loss)
 
 
-LOSSES.register("sabr", Loss("sabr", sabr, bounds=True, options={"lam": 0.4, "steps": 8, "shrinkage": 1.0}))
+LOSSES.register(
+    "sabr", Loss("sabr", sabr, bounds=True, options={"lam": 0.4, "steps": 8, "shrinkage": 1.0}, relaxation="ibp")
+)

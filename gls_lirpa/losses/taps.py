@@ -233,7 +233,8 @@ def staps(
 _OPTIONS = {"relus": 1, "scale": 4.0, "threshold": 0.5, "latent_steps": 20, "restarts": 1, "multi": 1}
 # Over the whole box (λ = 1) there is no point to look for: TAPS.
 _WHOLE_BOX = partial(staps, lam=1.0, steps=1, shrinkage=1.0)
-LOSSES.register("taps", Loss("taps", _WHOLE_BOX, bounds=True, options=_OPTIONS))
+LOSSES.register("taps", Loss("taps", _WHOLE_BOX, bounds=True, options=_OPTIONS, relaxation="ibp"))
 LOSSES.register(
-    "staps", Loss("staps", staps, bounds=True, options={**_OPTIONS, "lam": 0.4, "steps": 8, "shrinkage": 1.0})
+    "staps",
+    Loss("staps", staps, bounds=True, options={**_OPTIONS, "lam": 0.4, "steps": 8, "shrinkage": 1.0}, relaxation="ibp"),
 )

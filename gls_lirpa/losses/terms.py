@@ -48,9 +48,7 @@ class LossInput:
 
     def adversarial(self, box: Box, *, steps: int, restarts: int = 1) -> Tensor:
         """Points of ``box`` that make the cross-entropy large, found by projected gradient ascent."""
-        return pgd_points(
-            self.logits, self.x, self.y, box, steps=steps, restarts=restarts, generator=self.generator
-        )
+        return pgd_points(self.logits, self.x, self.y, box, steps=steps, restarts=restarts, generator=self.generator)
 
 
 Term = Callable[[LossInput], Tensor]
@@ -61,12 +59,14 @@ class Loss:
     """A loss by name. ``options`` are the keyword arguments of ``term`` with their defaults.
 
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
+    ``relaxation``: the one it was published with, for configurations that name none.
     """
 
     name: str
     term: Callable[..., Tensor]
     bounds: bool
     options: dict[str, float]
+    relaxation: str = "crown"
 
     def configured(self, options: dict[str, float]) -> Term:
         unknown = sorted(set(options) - set(self.options))

@@ -61,6 +61,7 @@ class TrainConfig:
     eps_anneal_epochs: float = 0.0
     eps_shape: str = "smooth"
     grad_clip: float = 10.0
+    average_from: float | None = None
 
     seed: int = 0
     device: str = "cpu"

@@ -11,6 +11,9 @@ from rich.console import Console
 from gls_lirpa.data import DATASETS
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
+from gls_lirpa.losses import LOSSES
+from gls_lirpa.losses.literature import literature_options
+from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.loop import train
@@ -34,11 +37,18 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
     preset = fields.get("preset") or tuned_preset(dataset, fields.get("eps"))
     base = get_preset(preset, estimator) if preset else {}
+    base = {**base, **_of_loss(fields, dataset, fields.get("eps", base.get("eps", 0.0)))}
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
-    estimator_options = _estimator_options(estimator, given)
-    return config.replaced(
-        {**fields, "dataset": dataset, "estimator": estimator, "preset": preset, **estimator_options}
-    )
+    chosen = {**fields, "dataset": dataset, "estimator": estimator, "preset": preset}
+    return config.replaced({**chosen, **_estimator_options(estimator, given)})
+
+
+def _of_loss(fields: dict[str, Any], dataset: str, eps: float) -> dict[str, Any]:
+    """A loss brings the relaxation it was published with and its published options."""
+    loss = LOSSES.get(fields.get("loss", "robust"))
+    relaxation = RELAXATIONS.canonical(fields.get("relaxation", loss.relaxation))
+    options = literature_options(loss.name, dataset, eps, relaxation=relaxation)
+    return {"loss": loss.name, "relaxation": relaxation, "loss_options": options}
 
 
 def _dataset_of(preset: str | None) -> str:

@@ -84,6 +84,7 @@ class Trainer:
         self.estimator = make_estimator(config, self.criterion, self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
         self.position = Position()
+        self.average: dict[str, Tensor] = {}
         self._eps, self._lr = config.eps_schedule(), config.lr_schedule()
         self._sigma = config.sigma_schedule()
         # BatchNorm cannot normalise a last batch of a single sample.
@@ -99,16 +100,18 @@ class Trainer:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "estimator": self.estimator.state_dict(),
+            "average": self.average,
             "position": asdict(self.position),
         }
 
     def restore(self, state: dict[str, Any], source: str) -> None:
-        missing = {"model", "optimizer", "estimator", "position"} - set(state)
+        missing = {"model", "optimizer", "estimator", "average", "position"} - set(state)
         if missing:
             raise CheckpointError(f"{source} is not a training checkpoint: it has no {sorted(missing)[0]!r}")
         load_weights(self.model, state["model"], source)
         self.optimizer.load_state_dict(state["optimizer"])
         self.estimator.load_state_dict(state["estimator"])
+        self.average = {name: value.to(self.config.device) for name, value in state["average"].items()}
         self.position = Position(**state["position"])
 
     def step(self, x: Tensor, y: Tensor) -> dict[str, float]:
@@ -151,6 +154,7 @@ class Trainer:
     def end_epoch(self) -> dict[str, Any]:
         """BatchNorm's population statistics, held-out accuracies, and the epoch's row of metrics."""
         config, position = self.config, self.position
+        self._average()
         if batchnorms(self.model):
             reset_batchnorm(self.model, self._clean_batches())
         split = self.dataset.val if len(self.dataset.val) else self.dataset.train
@@ -179,6 +183,25 @@ class Trainer:
         }
         self.position = Position(epoch=position.epoch + 1)
         return row
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """The mean of the weights at the ends of the epochs from ``average_from`` on."""
+        first = self.config.average_from
+        if first is None or self.position.epoch < first:
+            return
+        count = self.position.epoch - math.ceil(first) + 1
+        for name, parameter in self.model.named_parameters():
+            mean = self.average.setdefault(name, torch.zeros_like(parameter))
+            mean += (parameter - mean) / count
+
+    def final_weights(self) -> dict[str, Tensor]:
+        """What the run is about: the averaged weights if asked for, else the last ones."""
+        if self.average:
+            self.model.load_state_dict(self.average, strict=False)
+            if batchnorms(self.model):
+                reset_batchnorm(self.model, self._clean_batches())
+        return self.model.state_dict()
 
     def _clean_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.config.batch_size
@@ -296,4 +319,4 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
             folder.save(folder.checkpoint_file, trainer.state())
             saved = time.monotonic()
             reporter.epoch_ended(row)
-    folder.save(folder.weights_file, {"model": trainer.model.state_dict()})
+    folder.save(folder.weights_file, {"model": trainer.final_weights()})
