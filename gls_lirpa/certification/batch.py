@@ -67,6 +67,10 @@ class Batch:
         """The longest that any of some samples has taken so far."""
         return max(sum(self.spent[int(i)].values()) for i in part)
 
+    def last_stage(self, i: int) -> str:
+        """The last one that worked on a sample."""
+        return list(self.spent[i])[-1]
+
     def verified(self, i: int) -> bool:
         return bool(self.proven[i].all())
 

@@ -19,9 +19,9 @@ from gls_lirpa.certification.contradiction import Suspect, cross_check_attack, r
 from gls_lirpa.certification.network import RECHECK_MARGIN, Network
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
-from gls_lirpa.certification.stage import STAGES, Findings, Stage, StageOptions, Subject
-from gls_lirpa.engine.boxes import linf_box
-from gls_lirpa.errors import ConfigError, DataError, EngineError
+from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
+from gls_lirpa.engine.boxes import Box, linf_box
+from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 
 BATCH_SIZE = 512
 """Samples that go through the cascade together."""
@@ -30,7 +30,8 @@ BATCH_SIZE = 512
 class Cascade:
     """Certification of one network; ``example`` fixes the input shape.
 
-    The evidence of a contradiction is saved in ``folder`` before it is raised.
+    The evidence of a contradiction is saved in ``folder`` before it is raised. ``unusable``: stages
+    left out because the network has a layer they cannot bound, and why.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> x = torch.rand(2, 1, 2, 2)
@@ -44,28 +45,39 @@ class Cascade:
         self.network = Network(model, example, seed=settings.seed)
         self._stages: list[Stage] = [STAGES.get(name)(settings.options) for name in settings.stages]
         self._folder = Path(folder)
+        self.unusable: dict[str, str] = {}
 
-    def run(self, x: Tensor, labels: Tensor, indices: Tensor | None = None) -> Iterator[Record]:
-        """The samples' records, each as soon as it is decided; the undecided come last."""
-        batch = self._admit(x, labels, indices)
+    def run(
+        self, x: Tensor, labels: Tensor, indices: Tensor | None = None, *, box: Box | None = None
+    ) -> Iterator[Record]:
+        """The samples' records, each as soon as it is decided; the undecided come last.
+
+        ``box`` replaces the ℓ∞ balls of the settings' radius: any finite boxes that hold their samples.
+        """
+        batch = self._admit(x, labels, indices, box)
+        yield from self._judged(batch)
+        for stage in self._stages if self.network.finite else ():
+            for part in torch.split(batch.due(self.settings.timeout), stage.batch):
+                if len(part) and stage.name not in self.unusable:
+                    yield from self._apply(stage, batch, part)
+        for i in batch.positions():
+            yield batch.record(i, "unknown", batch.last_stage(i))
+
+    def _judged(self, batch: Batch) -> Iterator[Record]:
+        """Samples decided without any stage: misclassified, or tied with another class as they are."""
         for i, label in enumerate(batch.labels.tolist()):
             if batch.predictions[i] not in (label, -1):
                 yield batch.record(i, "misclassified", "natural")
-        last = "natural"
-        for stage in self._stages if self.network.finite else ():
-            for part in torch.split(batch.due(self.settings.timeout), stage.batch):
-                if len(part):
-                    last = stage.name
-                    yield from self._apply(stage, batch, part)
-        for i in batch.positions():
-            yield batch.record(i, "unknown", last)
+            elif bool((batch.margins[i] <= 0).any()) and self.network.refutes(batch.x[i], label, batch.box[i : i + 1]):
+                yield batch.record(i, "falsified", "natural", batch.x[i])
 
-    def _admit(self, x: Tensor, labels: Tensor, indices: Tensor | None) -> Batch:
+    def _admit(self, x: Tensor, labels: Tensor, indices: Tensor | None, box: Box | None) -> Batch:
         """Check a batch and judge the samples themselves."""
         started = time.perf_counter()
         if labels.shape != x.shape[:1]:
             raise DataError(f"expected one label per image, got {tuple(labels.shape)} for {len(x)} images")
-        x, labels = self.network.inputs(x), labels.to(self.network.device, torch.int64)
+        x = self.network.inputs(x) if box is None else self.network.tensor(x)
+        labels = labels.to(self.network.device, torch.int64)
         logits = self.network.logits(x)
         margins = self.network.margins(logits, labels)
         tolerance = self.network.tolerance(x, logits).unsqueeze(1)
@@ -75,7 +87,7 @@ class Cascade:
             indices=torch.arange(len(x)) if indices is None else indices,
             x=x,
             labels=labels,
-            box=linf_box(x, self.settings.eps),
+            box=linf_box(x, self.settings.eps) if box is None else self.network.box(x, box),
             predictions=predictions,
             margins=margins,
             tolerance=tolerance,
@@ -86,7 +98,9 @@ class Cascade:
         """Let a stage work on some open samples and draw the conclusions."""
         subject, limit = self.network.subject, self.settings.timeout - batch.time_used(part)
         started = time.perf_counter()
-        findings = stage(subject, batch.samples(part, self.network.dtype), timeout=limit)
+        findings = self._findings(stage, subject, batch.samples(part, self.network.dtype), limit)
+        if findings is None:
+            return []
         self._absorb(stage.name, batch, part, findings.lower)
         broken = self._broken(stage, batch, part, findings)
         self._recheck(stage, batch, part, findings, broken)
@@ -102,6 +116,16 @@ class Cascade:
         if self.settings.cross_check:
             self._cross_check(batch, part, broken)
         return records
+
+    def _findings(self, stage: Stage, subject: Subject, samples: OpenSamples, timeout: float) -> Findings | None:
+        """A stage that does not know some layer of the network is left out, as long as another bounds it."""
+        try:
+            return stage(subject, samples, timeout=timeout)
+        except UnsupportedLayerError as error:
+            self.unusable[stage.name] = str(error)
+            if all(other.name in self.unusable or other.name == "pgd" for other in self._stages):
+                raise
+            return None
 
     def _absorb(self, stage: str, batch: Batch, part: Tensor, lower: Tensor) -> None:
         """Each bound is sound by itself, so the best of all stages is."""
@@ -173,14 +197,19 @@ class Cascade:
         attacked = torch.tensor(list(broken), dtype=torch.int64)
         for stage in self._stages if broken else ():
             for some in torch.split(attacked, stage.batch):
-                samples = batch.samples(some, self.network.dtype)
-                findings = stage(self.network.subject, samples, timeout=self.settings.timeout)
-                self._absorb(stage.name, batch, some, findings.lower)
-                for i in some.tolist():
-                    self._compare(batch, i, stage.name, broken[i])
+                self._bound_attacked(stage, batch, some, broken)
         share = (time.perf_counter() - started) / max(len(decided), 1)
         for i in decided:
             batch.spent[i]["cross-check"] = share
+
+    def _bound_attacked(self, stage: Stage, batch: Batch, part: Tensor, broken: dict[int, Tensor]) -> None:
+        samples = batch.samples(part, self.network.dtype)
+        usable = stage.name not in self.unusable
+        findings = self._findings(stage, self.network.subject, samples, self.settings.timeout) if usable else None
+        if findings is not None:
+            self._absorb(stage.name, batch, part, findings.lower)
+            for i in part.tolist():
+                self._compare(batch, i, stage.name, broken[i])
 
     def _contradiction(self, batch: Batch, i: int, stage: str, bounds: Tensor, point: Tensor) -> None:
         suspect = Suspect(int(batch.indices[i]), int(batch.labels[i]), batch.x[i], self.settings.eps, bounds, point)

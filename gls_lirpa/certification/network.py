@@ -54,21 +54,36 @@ class Network:
             raise ConfigError(f"expected a network in float32 or float64 throughout, got {found}")
         self.finite = all(bool(torch.isfinite(w).all()) for w in weights)
         self._seed = seed
-        self._example = self.inputs(example[:1])
+        self._example = self.tensor(example[:1])
         self._folded = fold_batchnorm(self.plain).requires_grad_(False)
         self._exact = fold_batchnorm(copy.deepcopy(self.plain).double()).requires_grad_(False)
         self.classes = self.logits(self._example).shape[1]
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """``x`` on the network's device, if it holds images in [0, 1] of the network's dtype."""
+    def tensor(self, x: Tensor) -> Tensor:
+        """``x`` on the network's device, if it has the network's dtype."""
         if x.dtype != self.dtype:
             raise DataError(f"expected images in {self.dtype}, the dtype of the network's weights, got {x.dtype}")
-        x = x.detach().to(self.device)
+        return x.detach().to(self.device)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """``x`` on the network's device, if it holds images in [0, 1] of the network's dtype."""
+        x = self.tensor(x)
         inside = (x >= 0) & (x <= 1)  # false for a NaN
         if not bool(inside.all()):
             sample = int((~inside.flatten(1).all(1)).nonzero()[0])
             raise DataError(f"expected images with pixels in [0, 1], got a value outside or NaN in sample {sample}")
         return x
+
+    def box(self, x: Tensor, box: Box) -> Box:
+        """``box`` on the network's device, if it is finite and each sample of ``x`` lies in its own."""
+        lower, upper = self.tensor(box.lower), self.tensor(box.upper)
+        if lower.shape != x.shape or upper.shape != x.shape:
+            raise DataError(f"expected a box of shape {tuple(x.shape)}, got {tuple(lower.shape)}, {tuple(upper.shape)}")
+        inside = (x >= lower) & (x <= upper) & torch.isfinite(lower) & torch.isfinite(upper)
+        if not bool(inside.all()):
+            sample = int((~inside.flatten(1).all(1)).nonzero()[0])
+            raise DataError(f"expected finite boxes that hold their samples, got another one for sample {sample}")
+        return Box(lower, upper)
 
     @cached_property
     def subject(self) -> Subject:
