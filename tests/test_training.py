@@ -266,7 +266,9 @@ def test_paper_presets_are_the_appendix() -> None:
 
 def test_tuned_preset_applies_when_dataset_and_eps_are_named() -> None:
     assert make_config({"dataset": "cifar10", "eps": 8 / 255}).preset == "cifar10-8/255"
-    assert make_config({"dataset": "mnist", "eps": 0.17}).preset is None
+    near = make_config({"dataset": "mnist", "eps": 0.12})
+    assert (near.preset, near.eps) == ("mnist-0.1", 0.12)
+    assert make_config({"dataset": "folder", "estimator": "rgs"}).estimator_options["sigma"] == 1e-3
     assert make_config({}).preset == "digits-0.1"
     assert tuned_preset("folder", None) is None
     assert get_preset("mnist-0.1", "grad")["preset"] == "mnist-0.1"

@@ -17,7 +17,7 @@ from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.loop import train
-from gls_lirpa.training.presets import get_preset, tuned_preset
+from gls_lirpa.training.presets import estimator_defaults, get_preset, tuned_preset
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
@@ -28,6 +28,8 @@ DEFAULT_ESTIMATOR = "rgs"
 def make_config(options: dict[str, Any], config_file: Path | None = None) -> TrainConfig:
     """Preset, then configuration file, then options; later ones win.
 
+    With no preset named, the dataset's tuned one with the nearest ε applies.
+
     >>> make_config({"dataset": "mnist", "eps": 0.1, "estimator": "rgs"}).preset
     'mnist-0.1'
     """
@@ -36,7 +38,7 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     estimator = ESTIMATORS.canonical(fields.get("estimator", DEFAULT_ESTIMATOR))
     dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
     preset = fields.get("preset") or tuned_preset(dataset, fields.get("eps"))
-    base = get_preset(preset, estimator) if preset else {}
+    base = get_preset(preset, estimator) if preset else estimator_defaults(estimator)
     base = {**base, **_of_loss(fields, dataset, fields.get("eps", base.get("eps", 0.0)))}
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
     chosen = {**fields, "dataset": dataset, "estimator": estimator, "preset": preset}

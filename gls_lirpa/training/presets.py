@@ -145,17 +145,24 @@ PRESETS.register(
 
 
 def tuned_preset(dataset: str, eps: float | None) -> str | None:
-    """The tuned preset of a dataset and ε, or of the dataset's smallest ε where none is named.
+    """The tuned preset of a dataset with the nearest ε, or with its smallest where none is named.
 
-    >>> tuned_preset("cifar10", 2 / 255), tuned_preset("mnist", None), tuned_preset("mnist", 0.2)
-    ('cifar10-2/255', 'mnist-0.1', None)
+    >>> tuned_preset("cifar10", 2 / 255), tuned_preset("mnist", None), tuned_preset("mnist", 0.28)
+    ('cifar10-2/255', 'mnist-0.1', 'mnist-0.3')
     """
-    for name in PRESETS:
-        fields = PRESETS.get(name).fields
-        matches = eps is None or abs(fields["eps"] - eps) < 1e-9
-        if not name.startswith("paper-") and fields["dataset"] == dataset and matches:
-            return name
-    return None
+    radii = {
+        name: float(PRESETS.get(name).fields["eps"])
+        for name in PRESETS
+        if not name.startswith("paper-") and PRESETS.get(name).fields["dataset"] == dataset
+    }
+    return min(radii, key=lambda name: abs(radii[name] - (eps or 0.0)), default=None)
+
+
+def estimator_defaults(estimator: str) -> Fields:
+    """What an estimator needs where no preset says otherwise: the paper's values."""
+    return {"rgs": _RGS, "sam": _SAM, "pgpe": {"estimator_options": {"sigma": 1e-3, "population": 256}}}.get(
+        estimator, {}
+    )
 
 
 def get_preset(name: str, estimator: str) -> Fields:

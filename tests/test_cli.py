@@ -1,0 +1,182 @@
+"""The command line end to end on digits, and one clear line for every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from glscert.__main__ import run
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Glscert = Callable[..., Result]
+
+
+@pytest.fixture
+def glscert(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Glscert:
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["glscert", *map(str, arguments)])
+        code = 0
+        try:
+            run()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capfd.readouterr()
+        return Result(code, out, err)
+
+    return call
+
+
+SMALL = ("--net", "cnn3-tiny", "--limit", 150, "--epochs", 2, "--eps", 0.02, "--eval-samples", 32)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "glscert",
+        "train",
+        "--out",
+        out,
+        *SMALL,
+        "--relaxation",
+        "ibp",
+        "--estimator",
+        "grad",
+    ]
+    subprocess.run([str(part) for part in command], check=True, capture_output=True)
+    return out
+
+
+def test_train_certify_and_certify_again(trained: Path, glscert: Glscert) -> None:
+    files = {path.name for path in trained.iterdir()}
+    assert {"config.json", "versions.json", "metrics.jsonl", "weights.pt", "summary.json", "curve.png"} <= files
+    arguments = ("certify", trained, "--samples", 20, "--stages", "ibp,pgd,crown-ibp,crown")
+    first = glscert(*arguments)
+    assert first.code == 0, first.err
+    (folder,) = trained.glob("certify-*")
+    rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert sorted(row["index"] for row in rows) == list(range(20))
+    again = glscert(*arguments)
+    assert again.code == 0
+    assert len((folder / "records.jsonl").read_text().splitlines()) == 20
+
+
+def test_resume_of_a_finished_run_changes_nothing(trained: Path, glscert: Glscert) -> None:
+    before = (trained / "metrics.jsonl").read_text()
+    weights = torch.load(trained / "weights.pt", weights_only=True)["model"]
+    assert glscert("train", "--out", trained, "--resume").code == 0
+    assert (trained / "metrics.jsonl").read_text() == before
+    after = torch.load(trained / "weights.pt", weights_only=True)["model"]
+    assert all(torch.equal(weights[name], after[name]) for name in weights)
+
+
+def test_doctor_really_computes_bounds(glscert: Glscert) -> None:
+    result = glscert("doctor")
+    assert result.code == 0
+    for name in ("ibp", "hbox", "crown-ibp", "crown", "alpha-crown"):
+        assert f"bounds: {name}" in result.out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+sys.argv = ["glscert", "--help"]
+from glscert.__main__ import run
+try:
+    run()
+except SystemExit:
+    pass
+print(sorted({"torch", "gls_lirpa", "ray", "numpy"} & set(sys.modules)))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert "train" in result.stdout
+
+
+BAD = {
+    "command": (("trian",), "did you mean 'train'"),
+    "relaxation": (("train", "--relaxation", "crwn"), "did you mean 'crown'"),
+    "estimator": (("train", "--estimator", "rsg"), "did you mean 'rgs'"),
+    "loss": (("train", "--loss", "sabrr"), "did you mean 'sabr'"),
+    "net": (("train", "--net", "cnn4"), "unknown network 'cnn4'"),
+    "dataset": (("train", "--dataset", "minst"), "did you mean 'mnist'"),
+    "negative eps": (("train", "--eps", "-0.1"), "eps must be a number in [0, 1]"),
+    "nan eps": (("train", "--eps", "nan"), "eps must be a number in [0, 1]"),
+    "large eps": (("train", "--eps", "1.5"), "eps must be a number in [0, 1]"),
+    "text eps": (("train", "--eps", "2/x"), "not a number or a fraction"),
+    "no data": (("train", "--dataset", "mnist", "--data-root", "nowhere", "--eps", "0.1"), "nowhere"),
+    "no config": (("train", "--config", "nowhere.json"), "cannot be read"),
+    "missing run": (("certify", "nowhere"), "nowhere"),
+    "alpha-crown without pgpe": (("train", "--relaxation", "alpha-crown"), "use --estimator pgpe"),
+    "resume without out": (("train", "--resume"), "--resume needs --out"),
+    "unknown option": (("train", "--epsilon", "0.1"), "No such option"),
+    "missing network file": (("train", "--net", "nowhere.py:make"), "does not exist"),
+    "sigma of grad": (("train", "--estimator", "grad", "--sigma", "0.1"), "--sigma is an option of rgs, pgpe"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(
+    case: str, glscert: Glscert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, message = BAD[case]
+    result = glscert(*arguments)
+    assert result.code != 0
+    lines = [line for line in result.err.splitlines() if line.strip()]
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("glscert: ")
+    assert message in lines[0]
+    assert "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(glscert: Glscert) -> None:
+    with pytest.raises(Exception, match="unknown relaxation"):
+        glscert("train", "--relaxation", "crwn", "--debug")
+
+
+def test_existing_folders_and_foreign_weights(trained: Path, glscert: Glscert, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+    result = glscert("train", "--out", trained, *SMALL)
+    assert result.code != 0
+    assert "not empty" in result.err
+    assert {path: path.read_bytes() for path in trained.iterdir() if path.is_file()} == before
+    result = glscert("train", "--out", tmp_path / "new", *SMALL, "--init-from", trained, "--net", "cnn3")
+    assert result.code != 0
+    assert "another network" in result.err
+
+
+def test_truncated_weights(trained: Path, glscert: Glscert, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text((trained / "config.json").read_text())
+    (broken / "weights.pt").write_bytes((trained / "weights.pt").read_bytes()[:500])
+    result = glscert("certify", broken)
+    assert result.code != 0
+    assert "cannot be loaded" in result.err
+
+
+def test_configuration_that_executes_code_is_refused(glscert: Glscert, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\ndef make(): pass\n")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"net": f"{evil}:make"}))
+    result = glscert("train", "--config", config, "--out", tmp_path / "run")
+    assert result.code != 0
+    assert "asks for code to be executed" in result.err
+    assert not (tmp_path / "executed").exists()
