@@ -25,7 +25,7 @@ demo: .venv/.setup
 test: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf .venv build *.egg-info runs
