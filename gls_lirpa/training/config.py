@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gls_lirpa.engine.boxes import check_eps
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
@@ -127,6 +129,18 @@ class TrainConfig:
             if values.get(name)
         }
         return dataclasses.replace(self, **{**checked_fields(values), **tables})
+
+
+def check_device(name: str) -> str:
+    """``name``, if this torch can compute there."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(
+            f"device {name!r} cannot be used here ({reason}): expected cpu or an available cuda"
+        ) from error
+    return name
 
 
 def checked_fields(values: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from gls_lirpa.errors import CheckpointError, ConfigError, GLSError, NumericalEr
 from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
-from gls_lirpa.training.config import TrainConfig
+from gls_lirpa.training.config import TrainConfig, check_device
 from gls_lirpa.training.evaluation import held_out_accuracy
 from gls_lirpa.training.runs import RunFolder, load_file, load_weights, make_network, state_of
 
@@ -67,7 +67,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self.config = config
         self.dataset = dataset
-        self.model = make_network(config, dataset).to(config.device)
+        self.model = make_network(config, dataset).to(check_device(config.device))
         if config.init_from is not None:
             load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
         options: dict[str, Any] = dict(config.loss_options)
