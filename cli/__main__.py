@@ -10,7 +10,8 @@ import click
 
 COMMANDS = {
     "train": "Train a network with certified training.",
-    "certify": "Certify a trained network sample by sample.",
+    "certify": "Certify a network sample by sample, or decide properties of it.",
+    "export": "Write a network as ONNX and its properties as VNN-LIB.",
     "doctor": "Check the installation by computing small bounds.",
 }
 

@@ -7,29 +7,61 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .options import Radius
 
 
-@click.command(short_help="Certify a trained network sample by sample.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.command(short_help="Certify a network sample by sample, or decide properties of it.")
+@click.argument("network", metavar="[RUN|ONNX|WEIGHTS]", type=click.Path(path_type=Path), required=False)
 @click.option("--eps", type=Radius(), help="Radius in pixel space (default: the run's).")
+@click.option("--dataset", help="For a network file: digits, mnist, cifar10, tinyimagenet or folder.")
 @click.option("--samples", type=int, help="Certify the first samples of the split (default: all).")
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
 @click.option("--stages", help="Comma-separated, in order (default: ibp,pgd,crown-ibp,crown,alpha-crown,bab).")
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the attack.")
+@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample or property.")
+@click.option("--max-nodes", type=int, help="Subproblems per sample in branch and bound (default: no limit).")
+@click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the samples, on Ray.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the attack and of branch and bound.")
 @click.option("--cross-check", is_flag=True, help="Attack what was verified and bound what was attacked.")
 @click.option("--out", type=click.Path(path_type=Path), help="Result folder (default: RUN/certify-eps<eps>-<split>).")
-@click.option("--data-root", help="Where the dataset's files lie (default: the run's).")
-@click.option("--net", help="Allow the run's network file path/to/file.py:factory to be executed.")
+@click.option("--data-root", help="Where the dataset's files lie (default: the run's, or data).")
+@click.option("--net", help="For a weight file: its network; or allow the run's file.py:factory to be executed.")
 @click.option("--device", help="cpu, cuda, cuda:1, … (default: the run's).")
-def certify(run: Path, **options: Any) -> None:
-    """Certify the network of the run folder RUN; calling the same command again resumes.
+@click.option("--vnnlib", type=click.Path(path_type=Path), help="Decide this VNN-LIB property of an ONNX file.")
+@click.option("--counterexample", type=click.Path(path_type=Path), help="With --vnnlib: file for a counterexample.")
+@click.option("--csv", type=click.Path(path_type=Path), help="Decide the rows of a VNN-COMP instances.csv.")
+@click.pass_context
+def certify(
+    ctx: click.Context,
+    network: Path | None,
+    vnnlib: Path | None,
+    counterexample: Path | None,
+    csv: Path | None,
+    **options: Any,
+) -> None:
+    """Certify the network of a run folder or file; calling the same command again resumes.
+
+    \b
+    glscert certify RUN                                        a run, on its own dataset
+    glscert certify net.onnx --dataset mnist --eps 0.1         an ONNX file (pixels in [0, 1])
+    glscert certify net.pt --net cnn3 --dataset mnist --eps 0.1    a PyTorch state_dict
+    glscert certify net.onnx --vnnlib prop.vnnlib              unsat, sat, unknown or timeout
+    glscert certify --csv instances.csv                        the same for every row
 
     Every sample is decided by the cheapest stage that can: verified, falsified (with a counterexample
     on file), misclassified, or unknown after all of them.
     """
-    from gls_lirpa.certification.job import certify_job, shell_command
+    from gls_lirpa.certification.job import shell_command
+    from gls_lirpa.exchange.command import certify_command
 
-    certify_job(run, **options, command=shell_command(["glscert", *sys.argv[1:]]))
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    certify_command(
+        network,
+        vnnlib=vnnlib,
+        csv=csv,
+        counterexample=counterexample,
+        command=shell_command(["glscert", *sys.argv[1:]]),
+        given=given - {"network"},
+        options=options,
+    )

@@ -13,13 +13,16 @@ from rich.console import Console
 from torch import nn
 
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
+from gls_lirpa.certification.picture import draw_cactus
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
-from gls_lirpa.certification.report import ProgressReporter, result_table
+from gls_lirpa.certification.report import ProgressReporter, result_table, write_table
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
+from gls_lirpa.certification.stage import StageOptions
+from gls_lirpa.certification.workers import WorkerPool
 from gls_lirpa.data import Split
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.exchange.targets import load_target
 from gls_lirpa.training.loop import Interrupted
-from gls_lirpa.training.runs import load_run
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -37,10 +40,18 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def certify_split(
-    cascade: Cascade, split: Split, folder: RecordFolder, *, samples: int, batch_size: int = BATCH_SIZE
+    cascade: Cascade | WorkerPool,
+    split: Split,
+    folder: RecordFolder,
+    *,
+    samples: int,
+    batch_size: int = BATCH_SIZE,
 ) -> Iterator[Record]:
     """Certify the first ``samples`` of a split that ``folder`` lacks; each record is written, then given."""
     due = [i for i in range(samples) if i not in folder.done]
+    if isinstance(cascade, WorkerPool):
+        yield from map(folder.add, cascade.run(split, due))
+        return
     for start in range(0, len(due), batch_size):
         indices = torch.tensor(due[start : start + batch_size])
         x, labels = split.batch(indices, cascade.network.device)
@@ -51,11 +62,14 @@ def certify_split(
 def certify_job(
     path: Path,
     *,
+    dataset: str | None = None,
     eps: float | None = None,
     samples: int | None = None,
     split: str = "test",
     stages: str | None = None,
     timeout: float = 60.0,
+    max_nodes: int | None = None,
+    workers: int = 1,
     seed: int = 0,
     cross_check: bool = False,
     out: Path | None = None,
@@ -64,30 +78,42 @@ def certify_job(
     net: str | None = None,
     command: str = "",
 ) -> Summary:
-    """Certify a run's network, or go on with it, and close with a table.
+    """Certify the network of a run or a file, or go on with it, and close with a table and a picture.
 
-    ``command`` is what the user is told to repeat after an interruption.
+    ``dataset``: for a network file, see :func:`gls_lirpa.exchange.targets.load_target`. ``command`` is
+    what the user is told to repeat after an interruption.
     """
     console = Console(stderr=True)
-    run = load_run(path, data_root=data_root, net=net)
-    names = tuple(name for name in stages.split(",") if name.strip()) if stages is not None else DEFAULT_STAGES
-    settings = Settings(run.config.eps if eps is None else eps, names, timeout, seed, cross_check)
-    chosen = run.dataset.split(split)
+    if workers < 1:
+        raise ConfigError(f"expected workers >= 1, got {workers}")
+    target = load_target(path, dataset=dataset, data_root=data_root, net=net)
+    radius = target.eps if eps is None else eps
+    if radius is None:
+        raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
+    options = StageOptions(max_nodes=max_nodes)
+    settings = Settings(radius, stage_names(stages), timeout, seed, cross_check, options)
+    chosen = target.dataset.split(split)
     number = _sample_count(samples, len(chosen))
-    folder_path = out or path / f"certify-eps{settings.eps:.6g}-{split}"
-    model = run.model.to(_device(device or run.config.device))
+    folder_path = out or target.folder(settings.eps, split)
+    model = target.model.to(_device(device or target.device))
+    if workers > 1 and next((p.device.type for p in model.parameters()), "cpu") != "cpu":
+        raise ConfigError(f"--workers is for the CPU, got --device {device or target.device}")
     header = {
         **dataclasses.asdict(settings),
-        "dataset": run.config.dataset,
+        "dataset": target.dataset.name,
         "split": split,
         "samples": number,
-        "weights": weights_hash(run.model),
+        "weights": weights_hash(target.model),
     }
     with RecordFolder(folder_path, header) as folder:
         resumed = len(folder.done)
         if resumed:
             console.print(f"{resumed} of {number} samples are in {folder_path} already", highlight=False)
-        cascade = Cascade(model, chosen.batch([0])[0], settings, folder=folder_path)
+        cascade: Cascade | WorkerPool
+        if workers > 1:
+            cascade = WorkerPool(model, settings, workers=workers, folder=folder_path)
+        else:
+            cascade = Cascade(model, chosen.batch([0])[0], settings, folder=folder_path)
         try:
             with ProgressReporter(console, folder.done.values(), total=number) as progress:
                 for record in certify_split(cascade, chosen, folder, samples=number):
@@ -95,11 +121,25 @@ def certify_job(
         except KeyboardInterrupt:
             done = f"interrupted: {len(folder.done)} of {number} samples are kept in {str(folder_path)!r}"
             raise Interrupted(f"{done}; continue with `{command}`" if command else done) from None
-        summary = Summary.of(folder.done[i] for i in sorted(folder.done))
+        records = [folder.done[i] for i in sorted(folder.done)]
+    for name, why in cascade.unusable.items():
+        console.print(f"stage {name} was left out: {why}", highlight=False)
+    summary = Summary.of(records)
     summary.write(folder_path)
+    write_table(records, folder_path / "records.csv")
+    draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
     Console().print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
-    console.print(f"records and summary: {folder_path}", highlight=False)
+    console.print(f"records, summary and picture: {folder_path}", highlight=False)
     return summary
+
+
+def stage_names(stages: str | None) -> tuple[str, ...]:
+    """Comma-separated names of stages; None: the default ones.
+
+    >>> stage_names("ibp, crown")
+    ('ibp', 'crown')
+    """
+    return DEFAULT_STAGES if stages is None else tuple(name.strip() for name in stages.split(",") if name.strip())
 
 
 def _sample_count(samples: int | None, available: int) -> int:

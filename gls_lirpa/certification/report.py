@@ -1,15 +1,18 @@
-"""Certification on a terminal: a progress bar and the closing table."""
+"""Certification on a terminal: a progress bar and the closing table; records as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gls_lirpa.certification.records import Record, Summary
+from gls_lirpa.certification.records import Record, Summary, replace_file
 
 
 class ProgressReporter:
@@ -64,3 +67,13 @@ def result_table(summary: Summary, *, title: str) -> Table:
     table.add_row("certified accuracy", f"[bold]{100 * summary.certified:.2f} %[/bold]")
     table.add_row("unknown", f"{summary.unknown} of {summary.samples}")
     return table
+
+
+def write_table(records: Iterable[Record], file: Path) -> None:
+    """One row per sample."""
+    columns = ("index", "label", "prediction", "verdict", "stage", "bound", "seconds", "exhausted", "counterexample")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if (cell := getattr(r, c)) is None else cell for c in columns] for r in records])
+    replace_file(file, text.getvalue().encode())

@@ -1,0 +1,56 @@
+"""The cactus picture: how many samples are decided within how much time each."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gls_lirpa.certification.records import Record, replace_file
+
+LEAST_SECONDS = 1e-4
+STYLES = {"verified": ("-", "o"), "falsified": ("--", "s")}
+"""Line and marker: the curves are told apart without colour."""
+
+
+def draw_cactus(records: Sequence[Record], file: Path, *, title: str = "") -> None:
+    """Draw, for verified and falsified samples, their number against the seconds that each of them took.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "cactus.png"
+    >>> draw_cactus([Record(0, 1, 1, "verified", "ibp", 0.5, {"ibp": 0.01})], file)
+    >>> file.stat().st_size > 1000
+    True
+    """
+    figure_module: Any = importlib.import_module("matplotlib.figure")
+    figure = figure_module.Figure(figsize=(6.0, 4.0), layout="constrained")
+    axes = figure.subplots()
+    for verdict, (line, marker) in STYLES.items():
+        times = sorted(max(r.seconds, LEAST_SECONDS) for r in records if r.verdict == verdict)
+        if times:
+            numbers = range(1, len(times) + 1)
+            axes.step(
+                times,
+                numbers,
+                line,
+                where="post",
+                color="black",
+                marker=marker,
+                markersize=4,
+                markevery=max(1, len(times) // 15),
+                label=f"{verdict} ({len(times)})",
+            )
+    open_samples = sum(r.verdict == "unknown" for r in records)
+    axes.set_xscale("log")
+    axes.set_xlabel("seconds per sample, at most")
+    axes.set_ylabel("samples")
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{title}\n{len(records)} samples, {open_samples} unknown".strip(), fontsize=10)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="best")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    replace_file(file, buffer.getvalue())
