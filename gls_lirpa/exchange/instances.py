@@ -156,7 +156,7 @@ def decide_instances(
             if network is None or network.path != path:
                 network = read_onnx(path)
             query = read_vnnlib(table.parent / instance.vnnlib)
-            answer = decide(network, query, instance.limits(limits), started=started)
+            answer = decide(network, query, instance.limits(limits))
         except (GLSError, RuntimeError, MemoryError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             yield folder.fail(instance, time.monotonic() - started, line)

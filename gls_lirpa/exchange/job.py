@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -29,11 +28,10 @@ def limits_of(*, stages: str | None, timeout: float, seed: int, max_nodes: int |
 
 def property_job(path: Path, vnnlib: Path, limits: Limits, *, counterexample: Path | None = None) -> Answer:
     """Decide one property; the answer, and the counterexample if there is one, go to standard output."""
-    started = time.monotonic()
     if not is_onnx(path):
         raise ConfigError(f"--vnnlib needs a network in an .onnx file, got {str(path)!r}")
     network = read_onnx(path)
-    answer = decide(network, read_vnnlib(vnnlib), limits, started=started)
+    answer = decide(network, read_vnnlib(vnnlib), limits)
     lines = [answer.verdict]
     if answer.counterexample is not None:
         lines.append(answer.counterexample.text())

@@ -46,10 +46,8 @@ class Answer:
     reason: str = ""
 
 
-def decide(
-    network: OnnxNetwork, query: Property, limits: Limits | None = None, *, started: float | None = None
-) -> Answer:
-    """Whether some input of a box has an unsafe output. The time counts from ``started`` on, else from now.
+def decide(network: OnnxNetwork, query: Property, limits: Limits | None = None) -> Answer:
+    """Whether some input of a box has an unsafe output.
 
     >>> import tempfile
     >>> from torch import nn
@@ -63,11 +61,11 @@ def decide(
     >>> [decide(network, parse_vnnlib(box + f"(assert (<= Y_0 {bound}))")).verdict for bound in (-0.1, 0.1)]
     ['unsat', 'sat']
     """
-    return _Decision(network, query, limits or Limits(), time.monotonic() if started is None else started).run()
+    return _Decision(network, query, limits or Limits()).run()
 
 
 class _Decision:
-    def __init__(self, network: OnnxNetwork, query: Property, limits: Limits, started: float) -> None:
+    def __init__(self, network: OnnxNetwork, query: Property, limits: Limits) -> None:
         inputs = torch.Size(network.in_shape).numel()
         for what, declared, own in (("inputs", query.inputs, inputs), ("outputs", query.outputs, network.outputs)):
             if declared != own:
@@ -76,7 +74,7 @@ class _Decision:
         self._query = query
         self._limits = limits
         self._settings = limits.settings(limits.timeout)
-        self._started = started
+        self._started = time.monotonic()
         self._reasons: list[str] = []
         self._late = False
 
