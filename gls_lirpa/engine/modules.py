@@ -38,6 +38,12 @@ class Mode:
 
 MODES = (Mode("patches", True), Mode("patches", False), Mode("matrix", True), Mode("matrix", False))
 
+_HELD = (
+    *("lower", "upper", "interval", "linear", "forward_value", "center", "aux"),
+    *("lA", "uA", "d", "lower_d", "upper_d", "lower_b", "upper_b", "upper_k", "current_mean", "current_var"),
+)
+"""Attributes in which auto_LiRPA's nodes keep results of a call; it sets or clears them at the next."""
+
 Probe = Callable[[Mode, Box, Tensor], Tensor]
 """Lower bounds of the rows of a specification in a mode, in eval mode of BatchNorm."""
 
@@ -84,11 +90,13 @@ class Wrapped:
 
     def release(self) -> None:
         """Drop the bounds and graphs of the last call, which auto_LiRPA would hold until the next."""
-        self.bounded._clear_and_set_new(None)
-        self.bounded.ibp_lower = self.bounded.ibp_upper = None
+        self.bounded.__dict__.update(ibp_lower=None, ibp_upper=None)
         for node in self.bounded._modules.values():
-            for name in ("current_mean", "current_var", "lA", "uA"):
-                node.__dict__.pop(name, None)
+            attributes = node.__dict__
+            for name in _HELD:
+                attributes.pop(name, None)
+            if "_lower" in attributes:  # later versions
+                attributes.update(_lower=None, _upper=None)
         self.synchronise({}, gradients=True)
 
 
