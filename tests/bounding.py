@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import networks
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +13,7 @@ from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
+from tests import networks
 
 SMOOTH = ("ibp", "hbox", "crown-ibp", "crown")
 """The relaxations with a gradient."""

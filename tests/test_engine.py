@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 
-import networks
 import pytest
 import torch
-from bounding import SMOOTH, assert_below, bounds_known, engine, evaluate, margins_at, points, relaxation
 from torch import Tensor, nn
 
 from gls_lirpa.engine.batchnorm import applied_statistics
@@ -17,6 +15,8 @@ from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.errors import UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
+from tests import networks
+from tests.bounding import SMOOTH, assert_below, bounds_known, engine, evaluate, margins_at, points, relaxation
 
 METHODS = RELAXATIONS.names()
 BATCHNORM = ["batchnorm", "residual-bn"]

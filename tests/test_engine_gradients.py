@@ -6,16 +6,16 @@ import gc
 import weakref
 from collections.abc import Callable
 
-import networks
 import pytest
 import torch
-from bounding import SMOOTH, margins_at, relaxation
 from torch import Tensor, nn
 
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.losses.terms import margin_cross_entropy
 from gls_lirpa.relaxations import RELAXATIONS
+from tests import networks
+from tests.bounding import SMOOTH, margins_at, relaxation
 
 METHODS = RELAXATIONS.names()
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import networks
 import pytest
 import torch
-from bounding import engine, relaxation
 from torch import Tensor, nn
 
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
+from tests import networks
+from tests.bounding import engine, relaxation
 
 
 @pytest.mark.parametrize("eps", [0.01, 0.1, 0.5])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import pickle
 
-import networks
 import pytest
 import torch
 import torch.nn.functional as F
-from bounding import SMOOTH, margins_at, points, relaxation
 from torch import Tensor, nn
 
 from gls_lirpa.engine.bounds import BoundEngine
@@ -18,6 +16,8 @@ from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
 from gls_lirpa.losses.terms import margin_cross_entropy
+from tests import networks
+from tests.bounding import SMOOTH, margins_at, points, relaxation
 
 
 def test_margin_cross_entropy_is_cross_entropy() -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
-import networks
 import pytest
 import torch
-from bounding import relaxation
 
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, linf_box
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
+from tests import networks
+from tests.bounding import relaxation
 
 
 def test_names_and_aliases() -> None:
