@@ -41,7 +41,7 @@ class ConsoleReporter:
 
     def stepped(self, numbers: dict[str, float]) -> None:
         text = f"loss {numbers['loss']:.3f}"
-        smoothed = numbers.get("sigma", 0.0) > 0
+        smoothed = numbers["sigma"] > 0
         if smoothed:
             text += f" ± {numbers['spread']:.2g}"
         text += f" eps {numbers['eps']:.3f}"
@@ -53,7 +53,7 @@ class ConsoleReporter:
 
     def epoch_ended(self, row: dict[str, Any]) -> None:
         self._held_out = f" │ {row['held_out']}: nat {row['natural']:.1f} cert {row['certified']:.1f}"
-        if row.get("sigma", 0.0) > 0:
+        if row["sigma"] > 0:
             self._held_out += f" │ {row['evaluations_per_second']:.0f} eval/s"
         if not self._console.is_terminal:
             self._console.print(

@@ -58,6 +58,8 @@ class Position:
     loss: float = 0.0
     samples: int = 0
     evaluations: float = 0.0
+    spread: float = 0.0
+    sigma: float = 0.0
     seconds: float = 0.0
 
 
@@ -137,11 +139,11 @@ class Trainer:
         position.batch += 1
         position.loss += value * len(y)
         position.samples += len(y)
-        position.evaluations += self.estimator.stats.get("evaluations", 1.0)
-        return {"loss": value, "eps": eps, "lr": lr, "grad_norm": norm, **self._spread()}
-
-    def _spread(self) -> dict[str, float]:
-        return {key: self.estimator.stats[key] for key in ("spread", "sigma") if key in self.estimator.stats}
+        stats = self.estimator.stats
+        position.evaluations += stats.get("evaluations", 1.0)
+        position.spread, position.sigma = stats.get("spread", 0.0), stats.get("sigma", 0.0)
+        smoothing = {"spread": position.spread, "sigma": position.sigma}
+        return {"loss": value, "eps": eps, "lr": lr, "grad_norm": norm, **smoothing}
 
     def _require_finite(self, what: str, value: float, eps: float) -> None:
         if not math.isfinite(value):
@@ -177,7 +179,8 @@ class Trainer:
             "natural": natural,
             "certified": certified,
             "held_out": "val" if len(self.dataset.val) else "train",
-            **self._spread(),
+            "spread": position.spread,
+            "sigma": position.sigma,
             "seconds": position.seconds,
             "evaluations_per_second": position.evaluations / max(position.seconds, 1e-9),
         }
