@@ -2,8 +2,10 @@
 
 The reference is the exact minimum of each margin over the box: one LP for every pattern of ReLUs, read off
 the weights. Mutations that made a test of this file fail: the sign of the numerical margin, no check of
-finite bounds, no float64 recheck, its threshold 0, box without clamping, slack in the box check, a missing
-tie rule, either half of the cross-check, proven classes mixed up with open ones, BatchNorm left in train mode.
+finite bounds or against the value at the sample, no float64 recheck, its threshold 0, no observed rounding
+error, boxes without clamping, slack in the box check, ties taken as robust, either half of the cross-check, no
+comparison of a counterexample with bounds, open and proven classes or their columns mixed up, BatchNorm in
+train mode, the network not copied, limits ignored or forgotten.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from gls_lirpa.certification import STAGES, Cascade, Record, Settings, StageOptions, Summary, certify
-from gls_lirpa.certification.incomplete import crossed, open_classes
+from gls_lirpa.certification.incomplete import BoundStage, crossed, open_classes
 from gls_lirpa.certification.network import NUMERICAL_MARGIN, RECHECK_MARGIN
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
+from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, linf_box
 from gls_lirpa.errors import ConfigError, ContradictionError, DataError, GLSError
+from gls_lirpa.relaxations import Relaxation
 
 INPUTS, HIDDEN, CLASSES = 3, 4, 3
 BOUNDING = ("ibp", "hbox", "crown-ibp", "crown", "alpha-crown")
@@ -219,6 +223,8 @@ def test_bounds_that_are_not_numbers_prove_nothing(register: Callable[[str, Answ
         register(f"test-{name}", claims(value))
         records = certify(constant(1.0, 0.0), x, torch.zeros(4).long(), eps=0.1, stages=[f"test-{name}"])
         assert [(r.verdict, r.bound) for r in records] == [("unknown", None)] * 4
+        records = certify(constant(1.0, 0.0), x, torch.zeros(4).long(), eps=0.1, stages=[f"test-{name}", "ibp"])
+        assert [(r.verdict, r.stage) for r in records] == [("verified", "ibp")] * 4
 
 
 def test_a_bound_above_the_networks_own_value_proves_nothing(register: Callable[[str, Answer], None]) -> None:
@@ -232,7 +238,15 @@ def test_crossed_intermediate_bounds_are_noticed() -> None:
     lower, upper = torch.zeros(4, 3), torch.ones(4, 3)
     lower[1, 2], lower[2, 0] = 1.01, torch.nan
     lower[3, 1] = 1 + 1e-6  # rounding
-    assert crossed(Bounds(torch.zeros(4, 2), {"a": (lower, upper)})).tolist() == [False, True, True, False]
+    bounds = Bounds(torch.ones(4, 1), {"a": (lower, upper)})
+    assert crossed(bounds).tolist() == [False, True, True, False]
+    stage = BoundStage(Relaxation("prepared", lambda engine, box, spec, statistics: bounds, light=True), batch=4)
+    model, x = constant(1.0, 0.0), images(4)
+    samples = OpenSamples(
+        torch.arange(4), x, torch.zeros(4).long(), linf_box(x, 0.1), torch.zeros(4, 1), torch.zeros(4, 1).bool()
+    )
+    found = stage(Subject(model, BoundEngine(model, x)), samples, timeout=1.0)
+    assert found.lower.flatten().tolist() == [1.0, -torch.inf, -torch.inf, 1.0]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -244,6 +258,17 @@ def test_weights_that_are_not_numbers(value: float) -> None:
     assert [r.verdict for r in records if r.prediction == -1] == ["unknown"] * sum(r.prediction == -1 for r in records)
     assert "verified" not in {r.verdict for r in records} and "falsified" not in {r.verdict for r in records}
     assert value is not torch.nan or Summary.of(records).natural == 0.0
+
+
+def test_infinite_weights_behind_finite_logits() -> None:
+    """A bias of −inf only switches a neuron off, but bounds of such a network are not to be trusted."""
+    model, x = mlp(0), images(3)
+    with torch.no_grad():
+        model[1].bias[0] = -torch.inf
+    labels = model(x).argmax(1)
+    assert bool(torch.isfinite(model(x)).all())
+    records = certify(model, x, labels, eps=0.0, stages=CHEAP, options=FAST)
+    assert {(r.verdict, r.stage) for r in records} == {("unknown", "natural")}
 
 
 def test_overflow_is_unknown() -> None:
