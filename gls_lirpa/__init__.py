@@ -8,6 +8,7 @@
 >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
 """
 
+from gls_lirpa.certification import certify
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, Box, linf_box
 from gls_lirpa.errors import GLSError
@@ -31,6 +32,7 @@ __all__ = [
     "Relaxation",
     "__version__",
     "build_model",
+    "certify",
     "get_relaxation",
     "linf_box",
     "reset_batchnorm",
