@@ -39,7 +39,7 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
     preset = fields.get("preset") or tuned_preset(dataset, fields.get("eps"))
     base = get_preset(preset, estimator) if preset else estimator_defaults(estimator)
-    base = {**base, **_of_loss(fields, dataset, fields.get("eps", base.get("eps", 0.0)))}
+    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0))}
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
     chosen = {**fields, "dataset": dataset, "estimator": estimator, "preset": preset}
     return config.replaced({**chosen, **_estimator_options(estimator, given)})

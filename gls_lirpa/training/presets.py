@@ -119,11 +119,11 @@ PRESETS.register(
         {
             "dataset": "digits",
             "eps": 0.1,
-            "epochs": 40,
+            "epochs": 30,
             "batch_size": 64,
             "lr": 5e-3,
-            "milestones": (30, 36),
-            "eps_anneal_epochs": 15,
+            "milestones": (22, 27),
+            "eps_anneal_epochs": 12,
             "warmup": 0.0,
         },
         {
