@@ -13,8 +13,8 @@ from gls_lirpa.engine.boxes import check_eps
 from gls_lirpa.errors import ConfigError
 
 DEFAULT_STAGES = ("ibp", "pgd", "crown-ibp", "crown", "alpha-crown", "bab")
-"""By cost. One IBP pass costs two forward passes, the attack hundreds: with IBP first, 1,000 MNIST images
-on an IBP-trained cnn3 took a tenth of the time, with the same verdicts."""
+"""By cost. One IBP pass costs two forward passes, the attack hundreds: with IBP before it, 1,000 MNIST images
+on an IBP-trained cnn3 took 2 instead of 21 s of processor time up to crown, with the same verdicts."""
 
 
 @dataclass(frozen=True)
