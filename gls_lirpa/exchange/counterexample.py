@@ -56,9 +56,7 @@ class Counterexample:
         return cls(np.array(found["X"]), np.array(found["Y"]))
 
 
-def replayed(
-    network: OnnxNetwork, query: Property, case: Case, point: npt.NDArray[Any]
-) -> Counterexample | None:
+def replayed(network: OnnxNetwork, query: Property, case: Case, point: npt.NDArray[Any]) -> Counterexample | None:
     """``point`` as a counterexample, if onnxruntime agrees that it is one.
 
     The box that was searched may be wider than the case's own by one rounding; the point is moved into it.

@@ -142,9 +142,7 @@ def _lines(rows: list[list[str]]) -> bytes:
     return text.getvalue().encode()
 
 
-def decide_instances(
-    table: Path, instances: list[Instance], folder: ResultFolder, limits: Limits
-) -> Iterator[Result]:
+def decide_instances(table: Path, instances: list[Instance], folder: ResultFolder, limits: Limits) -> Iterator[Result]:
     """Decide the rows that ``folder`` lacks, one after the other; a row that fails does not stop the others."""
     network: OnnxNetwork | None = None
     for instance in instances:

@@ -103,4 +103,3 @@ def concatenated(network: nn.Module, *layers: nn.Module) -> nn.Sequential:
     if isinstance(network, nn.Sequential) and type(network).forward is nn.Sequential.forward:
         return nn.Sequential(*network, *layers)
     return nn.Sequential(network, *layers)
-
