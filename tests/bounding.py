@@ -11,7 +11,6 @@ from gls_lirpa.attacks import pgd_points, random_points
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.compat import load_lirpa
-from gls_lirpa.engine.graph import Node
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 from tests import networks
 
@@ -56,22 +55,6 @@ def points(model: nn.Module, x: Tensor, labels: Tensor, box: Box) -> list[Tensor
 
         found.append(pgd_points(model, x, labels, box, steps=10, generator=generator, objective=toward))
     return found
-
-
-def evaluate(nodes: list[Node], x: Tensor) -> dict[str, Tensor]:
-    """Every node's value at ``x``."""
-    values: dict[str, Tensor] = {}
-    for node in nodes:
-        inputs = [values[name] for name in node.inputs]
-        if node.kind == "input":
-            values[node.name] = x
-        elif node.kind == "relu":
-            values[node.name] = torch.relu(inputs[0])
-        elif node.kind == "sum":
-            values[node.name] = inputs[0] + node.signs[1] * inputs[1]
-        else:
-            values[node.name] = node.affine(inputs[0], False, True)
-    return values
 
 
 def assert_below(lower: Tensor, value: Tensor, *, tolerance: float = 1e-5) -> None:

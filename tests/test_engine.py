@@ -12,11 +12,12 @@ from gls_lirpa.engine.batchnorm import applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.compat import load_lirpa
+from gls_lirpa.engine.graph import evaluate
 from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.errors import UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests import networks
-from tests.bounding import SMOOTH, assert_below, bounds_known, engine, evaluate, margins_at, points, relaxation
+from tests.bounding import SMOOTH, assert_below, bounds_known, engine, margins_at, points, relaxation
 
 METHODS = RELAXATIONS.names()
 BATCHNORM = ["batchnorm", "residual-bn"]

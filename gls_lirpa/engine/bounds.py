@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from gls_lirpa.autograd import scalar_with_gradient
 from gls_lirpa.engine import alpha, hbox
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
-from gls_lirpa.engine.boxes import Bounds, Box, margin_spec
-from gls_lirpa.engine.graph import Node, activations, relu_inputs
+from gls_lirpa.engine.boxes import Bounds, Box, concatenated, margin_spec
+from gls_lirpa.engine.graph import Node, evaluate
 from gls_lirpa.engine.memory import budget, retained_bytes
-from gls_lirpa.engine.modules import Mode, Modules
+from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.wrap import (
     LIRPA_FAILURES,
     bounded_input,
@@ -90,7 +90,7 @@ class BoundEngine:
         statistics = self._statistics(box, statistics)
         if self._needs_graph(relaxation, box):
             return self._bounds(box, spec, relaxation, statistics)
-        return _concatenated(
+        return concatenated(
             [
                 self._bounds(box[part], spec[part], relaxation, statistics)
                 for part in self._chunks(box, spec, relaxation, statistics)
@@ -146,7 +146,7 @@ class BoundEngine:
         with self._modules.use("plain", mode, len(box), statistics, gradients=True) as wrapped:
             bounded = wrapped.bounded
             lower = bounded.compute_bounds(x=(bounded_input(box),), C=spec, method=method, bound_upper=False)[0]
-            return _finite_or_nan(bounded, Bounds(lower, _intermediate(bounded)))
+            return read_bounds(bounded, lower)
 
     def hbox(self, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
         return self._hbox(self._mode("hbox"), self.normalized_box(box), spec, statistics)
@@ -154,6 +154,11 @@ class BoundEngine:
     def _hbox(self, mode: Mode, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
         with self._modules.use("plain", mode, len(box), statistics, gradients=True) as wrapped:
             return hbox.hbox_bounds(wrapped.graph(), box, spec)
+
+    def _graph_value(self, mode: Mode, x: Tensor) -> Tensor:
+        with self._modules.use("plain", mode, len(x), {}, gradients=True) as wrapped:
+            nodes = wrapped.graph()
+            return evaluate(nodes, x)[nodes[-1].name]
 
     def alpha(self, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None) -> Bounds:
         """α-CROWN: auto_LiRPA's optimisation, or the one-step form where ``iterations`` is None."""
@@ -177,7 +182,7 @@ class BoundEngine:
         The maps read the weights when they are applied. With ``statistics``, BatchNorm uses those
         until the next call of this engine.
         """
-        with self._modules.use("plain", self._mode("IBP"), 1, {}, gradients=True) as wrapped:
+        with self._modules.use("plain", self._mode("hbox"), 1, {}, gradients=True) as wrapped:
             nodes = wrapped.graph()
         if statistics:
             wrapped.synchronise(statistics, gradients=True)
@@ -192,7 +197,8 @@ class BoundEngine:
     def _mode(self, method: str) -> Mode:
         """The way of wrapping in which ``method`` works, tried out when it is first asked for."""
         if method == "hbox":
-            return self._modules.mode(method, lambda mode, box, spec: self._hbox(mode, box, spec, {}).lower)
+            # The graph alone is auto_LiRPA's: at a point it must give the network's value.
+            return self._modules.mode(method, lambda mode, box, spec: self._graph_value(mode, box.center))
         if method.startswith("alpha"):
             steps = 1 if method == "alpha-crown" else None
             return self._modules.mode(method, lambda mode, box, spec: self._alpha(mode, box, spec, {}, steps).lower)
@@ -270,42 +276,3 @@ class BoundEngine:
             for parameter in self.model.parameters():
                 parameter.requires_grad = True
             return retained_bytes(compute, self.model.parameters())
-
-
-def _intermediate(bounded: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    return {
-        feeding.name: (feeding.lower, feeding.upper)
-        for _, feeding in relu_inputs(bounded)
-        if getattr(feeding, "lower", None) is not None
-    }
-
-
-def _finite_or_nan(bounded: Any, bounds: Bounds) -> Bounds:
-    """NaN for samples with an activation whose input is not bounded in finite numbers, and for all of
-    them where other activations than ReLUs are: there auto_LiRPA drops terms of the whole batch."""
-    nodes = list(activations(bounded))
-    ends = [side.detach() for node in nodes for side in (node.inputs[0].lower, node.inputs[0].upper)]
-    if not ends:
-        return bounds
-    bad = ~torch.isfinite(torch.stack([side.flatten(1).sum(1) for side in ends]).sum(0))
-    if not bool(bad.any()):
-        return bounds
-    if any(type(node).__name__ != "BoundRelu" for node in nodes):
-        bad = torch.ones_like(bad)
-    return Bounds(bounds.lower.masked_fill(bad.unsqueeze(1), torch.nan), bounds.intermediate)
-
-
-def _concatenated(parts: list[Bounds]) -> Bounds:
-    if len(parts) == 1:
-        return parts[0]
-    names = parts[0].intermediate
-    return Bounds(
-        torch.cat([part.lower for part in parts]),
-        {
-            name: (
-                torch.cat([part.intermediate[name][0] for part in parts]),
-                torch.cat([part.intermediate[name][1] for part in parts]),
-            )
-            for name in names
-        },
-    )

@@ -92,3 +92,20 @@ class Bounds:
 
     lower: Tensor
     intermediate: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+def concatenated(parts: list[Bounds]) -> Bounds:
+    """Bounds of consecutive parts of a batch as those of the batch."""
+    if len(parts) == 1:
+        return parts[0]
+    names = parts[0].intermediate
+    return Bounds(
+        torch.cat([part.lower for part in parts]),
+        {
+            name: (
+                torch.cat([part.intermediate[name][0] for part in parts]),
+                torch.cat([part.intermediate[name][1] for part in parts]),
+            )
+            for name in names
+        },
+    )

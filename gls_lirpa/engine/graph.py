@@ -6,7 +6,7 @@ with its weights, without its offset, or with the weights' absolute values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +166,22 @@ def read_graph(bounded: Any) -> list[Node]:
     Raises UnsupportedLayerError for what is neither affine nor a ReLU.
     """
     return [_typed(node, parents, bounded.input_name[0]) for node, parents in _perturbed(bounded)]
+
+
+def evaluate(nodes: Sequence[Node], x: Tensor) -> dict[str, Tensor]:
+    """The value of every node at the input ``x``, by name."""
+    values: dict[str, Tensor] = {}
+    for node in nodes:
+        inputs = [values[name] for name in node.inputs]
+        if node.kind == "input":
+            values[node.name] = x
+        elif node.kind == "relu":
+            values[node.name] = torch.relu(inputs[0])
+        elif node.kind == "sum":
+            values[node.name] = inputs[0] + node.signs[1] * inputs[1]
+        elif node.affine is not None:
+            values[node.name] = node.affine(inputs[0], False, True)
+    return values
 
 
 def check_operations(bounded: Any) -> None:

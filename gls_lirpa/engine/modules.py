@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.engine.batchnorm import Statistics
-from gls_lirpa.engine.boxes import Box
-from gls_lirpa.engine.graph import Node, read_graph
+from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.engine.graph import Node, activations, read_graph, relu_inputs
 from gls_lirpa.engine.wrap import LIRPA_FAILURES, preserved, unsupported, wrap
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
 
@@ -178,3 +178,21 @@ class Modules:
 
 class _WrongProbe(EngineError):
     """The bound of a point is not the network's value there."""
+
+
+def read_bounds(bounded: Any, lower: Tensor) -> Bounds:
+    """The rows' bounds with those of the pre-activations, as auto_LiRPA left them in the module.
+
+    NaN for samples with an activation whose input is not bounded in finite numbers, and for all of
+    them where other activations than ReLUs are: there auto_LiRPA drops terms of the whole batch.
+    """
+    nodes = list(activations(bounded))
+    intermediate = {node.name: (node.lower, node.upper) for _, node in relu_inputs(bounded)}
+    if nodes:
+        ends = [side.detach() for node in nodes for side in (node.inputs[0].lower, node.inputs[0].upper)]
+        bad = ~torch.isfinite(torch.stack([side.flatten(1).sum(1) for side in ends]).sum(0))
+        if bool(bad.any()):
+            if any(type(node).__name__ != "BoundRelu" for node in nodes):
+                bad = torch.ones_like(bad)
+            lower = lower.masked_fill(bad.unsqueeze(1), torch.nan)
+    return Bounds(lower, intermediate)
