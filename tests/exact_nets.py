@@ -114,9 +114,7 @@ def problem(
     label = model(x).argmax(1)
     others = int(model(x).shape[1]) - 1
     open_rows = torch.zeros(1, others, dtype=torch.bool)
-    samples = OpenSamples(
-        torch.arange(1), x, label, linf_box(x, eps), torch.full((1, others), -torch.inf), open_rows
-    )
+    samples = OpenSamples(torch.arange(1), x, label, linf_box(x, eps), torch.full((1, others), -torch.inf), open_rows)
     return Subject(model, BoundEngine(model, x) if engine is None else engine), samples
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
 from torch import Tensor, nn
 
 from gls_lirpa.certification import branch, branch_rules
@@ -27,6 +26,7 @@ from gls_lirpa.engine.split_hull import hull_of
 from gls_lirpa.engine.split_lirpa import lirpa_split_bounds
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.models import build_model
+from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
 
 PLAIN = Settings(
     tightening_iterations=0, hull_iterations=0, attack_starts=0, attack_steps=0, root_iterations=2, iterations=2
@@ -176,7 +176,7 @@ def _expected(prop: Property) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
     verdicts = []
-    for seed in range(10):
+    for seed in range(8):
         stages = BranchAndBound(), BranchAndBound(PLAIN), ExactOracle()
         for prop in _near_boundary(kind, seed, 6):
             exhaustive = enumerate_minima(prop.subject.model, prop.samples.box, prop.samples.labels)
@@ -193,7 +193,7 @@ def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_branch_and_bound_equals_milp_on_wider_networks(kind: str) -> None:
     nodes = properties = 0
-    for seed in range(100, 108):
+    for seed in range(100, 106):
         stages = BranchAndBound(), BranchAndBound(replace(PLAIN, batch_size=16))
         for prop in _near_boundary(kind, seed, 20):
             expected = _expected(prop)
@@ -202,7 +202,7 @@ def test_branch_and_bound_equals_milp_on_wider_networks(kind: str) -> None:
                 assert found.exhausted == [False] and expected in ("either", _check(prop, found))
             nodes += _search(stages[1], prop).nodes
             properties += 1
-    assert properties >= 10 and nodes > 3 * properties  # the trees were not trivial
+    assert properties >= 8 and nodes > 3 * properties  # the trees were not trivial
 
 
 def _search(stage: BranchAndBound, prop: Property, known: float = -torch.inf) -> Outcome:
@@ -398,14 +398,14 @@ def _forgetful(self: Queue, batch: Subproblems, ranked: Tensor) -> None:
 _FACET = split_hull._Neurons.facet
 
 
-def _opposite_facet(self: split_hull._Neurons, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of the facet at y on the inputs of the facet at 1 − y."""
-    weight, offset = _FACET(self, point)
+def _opposite_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Each weight of the facet on another input."""
+    weight, offset = _FACET(self, values)
     return weight.flip(1), offset
 
 
-def _low_facet(self: split_hull._Neurons, point: Tensor) -> tuple[Tensor, Tensor]:
-    weight, offset = _FACET(self, point)
+def _low_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
+    weight, offset = _FACET(self, values)
     return weight, offset - 0.1 * self.step.sum(1)
 
 
@@ -500,7 +500,7 @@ def test_the_hull_lies_above_the_network_and_helps() -> None:
             bounds = SplitBounds(form, hull=candidate, dtype=torch.float64)
             values.append(bounds.optimise(bounds.start(rows), iterations=60, target=1e9)[1].value)
         gained += int((values[1] > values[0] + 1e-3).any())
-        known = (torch.rand(4000, form.inputs, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1)
+        known = torch.rand(4000, form.inputs, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
         known[:2000] = known[:2000].sign()
         for k, layer in enumerate(form.layers):
             v = (known @ layer.weight.t() + layer.offset).clamp(min=0)

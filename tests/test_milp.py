@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
 from torch import nn
 
 from gls_lirpa.certification import exact_lp, milp
@@ -19,6 +18,7 @@ from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import tightened
 from gls_lirpa.errors import ConfigError, EngineError
+from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
 
 
 @pytest.mark.parametrize("module", [exact_lp, milp, split])

@@ -29,6 +29,8 @@ AIM = 2e-4
 """Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in
 float32 does not count as a proof."""
 
+_ROOT_ATTACK_STEPS = 30
+
 _BATCH_WORK = 2.0e10
 """Multiplications per batch, about a second of one core, so that a time limit is noticed in time."""
 
@@ -167,12 +169,28 @@ class _Search:
 
     def run(self) -> Outcome:
         rows = torch.arange(len(self._known), device=self._known.device)
-        self._bound(replace(self._fast.start(rows), bound=self._known.clone()), self._settings.root_iterations)
+        root = replace(self._fast.start(rows), bound=self._known.clone())
+        self._attack(root)
+        self._bound(root, 1 if self._counterexample is not None else self._settings.root_iterations)
         while len(self._queue) and not self._finished():
             self._expand()
         lower = [min(float(done), self._queue.lowest(i)) for i, done in enumerate(self._closed.tolist())]
         exhausted = (len(self._queue) > 0 or self._leaf_limit) and self._counterexample is None
         return Outcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
+
+    def _attack(self, root: Subproblems) -> None:
+        """Descend towards every row: from the centre, random corners, and CROWN's minimising corner."""
+        starts = self._settings.attack_starts
+        if not starts:
+            return
+        generator = torch.Generator().manual_seed(self._seed)
+        corners = torch.randint(0, 2, (starts, self._form.inputs), generator=generator) * 2.0 - 1.0
+        t = torch.cat([torch.zeros(1, self._form.inputs), corners]).to(root.alpha).repeat(len(root), 1)
+        rows = torch.cat([root.rows.repeat_interleave(starts + 1), root.rows])
+        t = torch.cat([t, self._fast.evaluate(replace(root, gamma=0 * root.gamma), primal=False).t])
+        self._counterexample = self._descent.search(
+            self._form.point(t), rows, starts=len(t), steps=_ROOT_ATTACK_STEPS
+        )
 
     def _remaining(self) -> int:
         limit = self._settings.max_nodes

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.engine.split import SplitForm
-from gls_lirpa.engine.split_hull import Hull
+from gls_lirpa.engine.split_hull import Hull, second_layer_bounds
 
 ALPHA_RATE = 0.25
 BETA_RATE = 0.5
@@ -225,10 +225,15 @@ def _adam(gradient: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:
 
 
 def tightened(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> SplitForm:
-    """The form with α-optimised bounds of its pre-activations, each neuron's side with its own slopes."""
+    """The form with optimised bounds of its pre-activations: with a hull of the first layer for those of
+    the second, with slopes α for later ones, each neuron's side with its own."""
     for number in range(1, len(form.layers)):
         layer = form.layers[number]
         if not len(layer) or not any(len(before) for before in form.layers[:number]):
+            continue
+        if number == 1:
+            lower, upper = second_layer_bounds(form, iterations=iterations, deadline=deadline)
+            form = form.with_layer(number, lower, upper)
             continue
         below = replace(
             form,

@@ -52,9 +52,15 @@ class _Neurons:
         self.upper_offset = slope * (layer.offset - layer.lower)
         self.alpha = (layer.upper > -layer.lower).to(layer.weight)
 
-    def facet(self, point: Tensor) -> tuple[Tensor, Tensor]:
-        """The tightest facet at a point, as weights on ``index`` and an offset."""
-        y = ((point[self.index] - self.low) / self.width).clamp(0.0, 1.0)
+    def select(self, neurons: Tensor) -> _Neurons:
+        """The same neurons again, once per entry of ``neurons``, each with an upper bound of its own."""
+        chosen = object.__new__(_Neurons)
+        chosen.__dict__.update({name: value[neurons] for name, value in self.__dict__.items()})
+        return chosen
+
+    def facet(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The tightest facet where the inputs on ``index`` have these values: their weights, and an offset."""
+        y = ((values - self.low) / self.width).clamp(0.0, 1.0)
         y = torch.where(self.falling, 1 - y, y)
         order = y.argsort(dim=1, descending=True, stable=True)
         reached = (self.least.unsqueeze(1) + self.step.gather(1, order).cumsum(1)).clamp(min=0)
@@ -65,10 +71,9 @@ class _Neurons:
         weight = torch.where(self.falling, -slope, slope) / self.width
         return weight, offset - (weight * self.low).sum(1)
 
-    def move(self, point: Tensor, rate: float) -> None:
-        """Mix the facet at ``point`` in, where it is lower there than what is held."""
-        weight, offset = self.facet(point)
-        values = point[self.index]
+    def move(self, values: Tensor, rate: float) -> None:
+        """Mix the facet at ``values`` in, where it is lower there than what is held."""
+        weight, offset = self.facet(values)
         lower = (weight * values).sum(1) + offset < (self.upper * values).sum(1) + self.upper_offset
         share = torch.where(lower, rate, 0.0).to(offset)
         self.upper = torch.lerp(self.upper, weight, share.unsqueeze(1))
@@ -90,8 +95,7 @@ def hull_of(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> 
 def _row_hull(form: SplitForm, row: int, iterations: int, deadline: float) -> tuple[list[Tensor], list[Tensor]]:
     inputs = form.inputs
     ends = [inputs + sum(len(layer) for layer in form.layers[:k]) for k in range(len(form.layers))]
-    low = torch.cat([-torch.ones(inputs, dtype=form.weight.dtype, device=form.weight.device), 0 * form.upper])
-    width = torch.cat([2 * torch.ones_like(low[:inputs]), form.upper])
+    low, width = _input_box(form)
     layers = [_Neurons(layer, low[:end], width[:end]) for layer, end in zip(form.layers, ends, strict=True)]
     average = low + width / 2
     for step in range(iterations):
@@ -99,12 +103,11 @@ def _row_hull(form: SplitForm, row: int, iterations: int, deadline: float) -> tu
             break
         point, alpha_gradients = _minimiser(form, row, layers, ends)
         average = torch.lerp(average, point, 2.0 / (step + 2))
-        for neurons, gradient, end in zip(layers, alpha_gradients, ends, strict=True):
-            rate = 0.1 * 0.98**step
-            neurons.alpha = (neurons.alpha + rate * gradient.sign()).clamp(0.0, 1.0)
+        for neurons, gradient in zip(layers, alpha_gradients, strict=True):
+            neurons.alpha = (neurons.alpha + _slope_rate(step) * gradient.sign()).clamp(0.0, 1.0)
             # Facets of later layers are worth their place once the first layer's point has settled.
             if neurons is layers[0] or step >= iterations // 2:
-                neurons.move(average[:end], 2.0 / (step + 3))
+                neurons.move(average[neurons.index], 2.0 / (step + 3))
     return [n.dense(end) for n, end in zip(layers, ends, strict=True)], [n.upper_offset for n in layers]
 
 
@@ -130,3 +133,52 @@ def _minimiser(
         point[end : end + len(lam)] = torch.where(lam < 0, above, neurons.alpha * z)
         gradients.append(lam.clamp(min=0) * z)
     return point, gradients
+
+
+def _slope_rate(step: int) -> float:
+    return 0.1 * 0.98**step
+
+
+def _input_box(form: SplitForm) -> tuple[Tensor, Tensor]:
+    """Lower end and width of the ranges of t and of every v."""
+    low = torch.cat([-torch.ones(form.inputs, dtype=form.weight.dtype, device=form.weight.device), 0 * form.upper])
+    return low, torch.cat([2 * torch.ones_like(low[: form.inputs]), form.upper])
+
+
+def second_layer_bounds(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> tuple[Tensor, Tensor]:
+    """Bounds of the second layer's pre-activations with a hull of the first layer for each side of each.
+
+    Only one layer lies below, so λ is the row itself. Every pair of a row and a first-layer neuron it
+    uses holds its own upper bound (λ < 0) or lower slope (λ > 0); a row's sum of them is one linear
+    function of t, and the best minimum met along the way is its bound.
+    """
+    layer, inputs = form.layers[1], form.inputs
+    low, width = _input_box(form)
+    first = _Neurons(form.layers[0], low[:inputs], width[:inputs])
+    weight = torch.cat([layer.weight, -layer.weight])
+    offset = torch.cat([layer.offset, -layer.offset])
+    lam = weight[:, inputs:]
+    below, above = ((lam * side > 0).nonzero(as_tuple=True) for side in (-1, 1))
+    held, lines = first.select(below[1]), first.select(above[1])
+    held_lam, line_lam = lam[below], lam[above]
+    held_at = below[0].unsqueeze(1) * inputs + held.index
+    line_at = above[0].unsqueeze(1) * inputs + lines.index
+    average = torch.zeros_like(weight[:, :inputs])
+    best = torch.full_like(offset, -torch.inf)
+    for step in range(iterations):
+        slopes = line_lam * lines.alpha
+        head = weight[:, :inputs].clone()
+        head.view(-1).index_add_(0, held_at.flatten(), (held_lam.unsqueeze(1) * held.upper).flatten())
+        head.view(-1).index_add_(0, line_at.flatten(), (slopes.unsqueeze(1) * lines.weight).flatten())
+        value = offset - head.abs().sum(1)
+        value = value.index_add(0, below[0], held_lam * held.upper_offset).index_add(0, above[0], slopes * lines.offset)
+        best = torch.maximum(best, value)
+        if step + 1 == iterations or time.monotonic() > deadline:
+            break
+        t = -head.sign()
+        average = torch.lerp(average, t, 2.0 / (step + 2))
+        z = (lines.weight * t.view(-1)[line_at]).sum(1) + lines.offset
+        lines.alpha = (lines.alpha + _slope_rate(step) * z.sign()).clamp(0.0, 1.0)
+        held.move(average.view(-1)[held_at], 2.0 / (step + 3))
+    lower, upper = best.chunk(2)
+    return lower, -upper
