@@ -363,19 +363,21 @@ def test_an_ordinary_script_with_one_added_line(kept: Kept) -> None:
 
 
 def test_nothing_is_left_behind(kept: Kept) -> None:
+    import ray
+
     kept.start()
     folder = Path(kept.folder)
     ours = [pid for pid in descendants() if pid != os.getpid()]
     assert folder.exists() and len(ours) >= 3
+    ray_session._session.undo.close()  # as at the end of a program that does not close its estimators
+    assert not ray.is_initialized()
     kept.stop()
+    assert not ray.is_initialized(), "Ray was started again in order to stop actors in it"
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and set(descendants()) & set(ours):
         time.sleep(0.2)
     assert not set(descendants()) & set(ours)
     assert not folder.exists()
-    import ray
-
-    assert not ray.is_initialized()
     assert all(os.environ.get(key) == kept.before.get(key) for key in ray_session.ENVIRONMENT)
 
 

@@ -44,7 +44,7 @@ class ActorPool:
         self._factory = factory
         self._ray: Any = None
         self._problem: BlockProblem | None = None
-        self._stop: weakref.finalize[[BlockProblem], ActorPool] | None = None
+        self._stop: weakref.finalize[[BlockProblem, Any], ActorPool] | None = None
         self._sent: tuple[Task, Any] | None = None
 
     def map(self, method: str, task: Task, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
@@ -81,7 +81,9 @@ class ActorPool:
 
     def _started(self) -> BlockProblem:
         if self._problem is not None:
-            return self._problem
+            if self._ray.is_initialized():
+                return self._problem
+            self.close()  # somebody shut Ray down meanwhile
         numbers = 4 * BLOCKS * self.worker.weights.size
         self._ray = ray_session.acquire(
             self.ray_address, actors=self.actors, gpus=self.gpus_per_actor, store_bytes=numbers * 8
@@ -96,7 +98,8 @@ class ActorPool:
             ray_session.release()
             raise
         self._problem = problem
-        self._stop = weakref.finalize(self, _stop, problem)
+        self._stop = weakref.finalize(self, _stop, problem, self._ray)
+        self._stop.atexit = False  # at exit the session ends first, and its actors with it
         try:
             self._launch(problem)
         except BaseException:
@@ -133,8 +136,9 @@ class ActorPool:
         return self._sent[1]
 
 
-def _stop(problem: BlockProblem) -> None:
-    if problem.actors is not None:
+def _stop(problem: BlockProblem, ray: Any) -> None:
+    # Without the check, Ray would start a cluster of its own in order to kill an actor in it.
+    if problem.actors is not None and ray.is_initialized():
         problem.kill_actors()
     ray_session.release()
 

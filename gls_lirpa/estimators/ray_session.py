@@ -42,12 +42,14 @@ _session = _Session()
 
 def acquire(address: str | None, *, actors: int, gpus: float, store_bytes: int) -> Any:
     """The ray module, connected, with room for the actors; every call needs its ``release``."""
-    if _session.users == 0:
+    ray = importlib.import_module("ray") if _session.users else None
+    if ray is None or not ray.is_initialized():
+        _session.undo.close()
         _connect(address, actors, store_bytes)
     elif address != _session.address:
         raise GLSError(f"Ray is already in use at {_session.address or 'this machine'}: close those actors first")
     _session.users += 1
-    ray = importlib.import_module("ray")
+    ray = ray or importlib.import_module("ray")
     try:
         check_room(ray, actors=actors, gpus=gpus)
     except GLSError:
