@@ -1,0 +1,81 @@
+"""Properties near the decision boundary, and subproblems of them, with their exact minima."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.certification.branch import BranchAndBound, Outcome, Settings
+from gls_lirpa.certification.exact_lp import minimise
+from gls_lirpa.certification.stage import OpenSamples, Subject
+from gls_lirpa.engine.boxes import linf_box, margin_spec
+from gls_lirpa.engine.split import FormBuilder, SplitForm
+from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
+from tests.exact_nets import problem, random_input, random_net
+
+PLAIN = Settings(
+    tightening_iterations=0, hull_iterations=0, attack_starts=0, attack_steps=0, root_iterations=2, iterations=2
+)
+"""Weak bounds and no descent: the tree must do the work."""
+
+
+@dataclass(frozen=True)
+class Property:
+    """A sample, a radius and the exact minima of its margins."""
+
+    subject: Subject
+    samples: OpenSamples
+    minima: Tensor
+
+
+def minimum(builder: FormBuilder, model: nn.Module, x: Tensor, eps: float) -> float:
+    spec = margin_spec(model(x).argmax(1), int(model(x).shape[1]))[0]
+    form = builder.form(linf_box(x, eps), spec)
+    return min(minimise(form, row).bound for row in range(len(spec)))
+
+
+def near_boundary(kind: str, seed: int, width: int) -> list[Property]:
+    """The same sample just inside and just outside its robust radius, found by bisection on the MILP."""
+    model, x = random_net(kind, seed, width=width), random_input(seed)
+    builder, low, high = FormBuilder(model, x), 0.0, 0.7
+    if minimum(builder, model, x, high) > 0:
+        return []
+    for _ in range(7):
+        middle = (low + high) / 2
+        low, high = (middle, high) if minimum(builder, model, x, middle) > 0 else (low, middle)
+    subject = problem(model, x, low)[0]
+    found = []
+    for eps in (low, high):
+        samples = problem(model, x, eps, engine=subject.engine)[1]
+        spec = margin_spec(samples.labels, 3)[0]
+        form = builder.form(samples.box, spec)
+        minima = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
+        found.append(Property(subject, samples, minima))
+    return found
+
+
+def search_of(stage: BranchAndBound, prop: Property, known: float = -torch.inf) -> Outcome:
+    samples = prop.samples
+    spec = margin_spec(samples.labels, 3)[0]
+    return stage.search(prop.subject, samples.x[0], samples.box, spec, torch.full((2,), known))
+
+
+def random_subproblems(form: SplitForm, seed: int, count: int) -> Subproblems:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.arange(count) % len(form.offset)
+    start = SplitBounds(form).start(rows)
+    signs = torch.randint(-1, 2, start.signs.shape, generator=generator).to(torch.int8)
+    return replace(
+        start,
+        signs=signs,
+        alpha=torch.rand(start.alpha.shape, generator=generator),
+        beta=torch.rand(start.beta.shape, generator=generator) * 2,
+        gamma=torch.rand(start.gamma.shape, generator=generator),
+    )
+
+
+def small_form(kind: str, seed: int, *, width: int, eps: float = 0.3) -> tuple[nn.Module, Tensor, SplitForm]:
+    model, x = random_net(kind, seed, width=width), random_input(seed)
+    return model, x, FormBuilder(model, x).form(linf_box(x, eps), margin_spec(model(x).argmax(1), 3)[0])

@@ -1,0 +1,107 @@
+"""Bounds of subproblems: against auto_LiRPA's, their own derivatives, and the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gls_lirpa.certification.exact_lp import minimise
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.boxes import linf_box, margin_spec
+from gls_lirpa.engine.split import FormBuilder
+from gls_lirpa.engine.split_bounds import SplitBounds, tightened
+from gls_lirpa.engine.split_hull import hull_of
+from gls_lirpa.engine.split_lirpa import lirpa_split_bounds
+from gls_lirpa.models import build_model
+from tests.branch_problems import random_subproblems, small_form
+from tests.exact_nets import KINDS, random_input, random_net
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "cnn3-tiny"])
+def test_bounds_equal_those_of_auto_lirpa(kind: str) -> None:
+    for seed in range(3):
+        if kind == "cnn3-tiny":
+            model = build_model(kind, in_shape=(1, 8, 8), mean=(0.2,), std=(0.5,), init="kaiming", seed=seed).eval()
+            x = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+        else:
+            model, x = random_net(kind, seed, width=16), random_input(seed)
+        spec = margin_spec(model(x).argmax(1), int(model(x).shape[1]))[0]
+        box = linf_box(x, 0.2)
+        form = FormBuilder(model, x).form(box, spec)
+        batch = random_subproblems(form, seed, 16)
+        ours = SplitBounds(form).evaluate(replace(batch, gamma=0 * batch.gamma)).value
+        theirs = lirpa_split_bounds(BoundEngine(model, x), form, box, spec, batch)
+        assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-5), (ours - theirs).abs().max()
+
+
+def test_gradients_are_the_derivatives() -> None:
+    _, _, form = small_form("residual", 5, width=20)
+    batch = random_subproblems(form, 0, 8)
+    batch = replace(batch, alpha=batch.alpha.double(), beta=batch.beta.double(), gamma=batch.gamma.double())
+    bounds = SplitBounds(form, hull=hull_of(form, iterations=3), dtype=torch.float64)
+    done = bounds.evaluate(batch)
+    free = (batch.signs == 0).double()
+    expected = {
+        "alpha": free * done.coefficient.clamp(min=0) * done.z,
+        "beta": -batch.signs * done.z,
+        "gamma": -free * done.coefficient.clamp(max=0) * done.saving,
+    }
+    step = 1e-7
+    assert form.neurons > 4 and float(expected["gamma"].abs().max()) > 1e-3
+    for name, gradient in expected.items():
+        for i in range(form.neurons):
+            moved = getattr(batch, name).clone()
+            moved[:, i] += step
+            slope = (bounds.evaluate(replace(batch, **{name: moved})).value - done.value) / step
+            assert torch.allclose(slope, gradient[:, i], atol=1e-5)
+
+
+def test_optimised_bounds_reach_the_triangle_relaxation() -> None:
+    """On one hidden layer with every sign fixed the relaxation is exact, and so must the bound become."""
+    for seed in range(5):
+        _, _, form = small_form("dense", seed, width=8)
+        signs = torch.ones(1, form.neurons, dtype=torch.int8)
+        exact = minimise(form, 0, signs=signs[0])
+        bounds = SplitBounds(form, dtype=torch.float64)
+        start = replace(bounds.start(torch.tensor([0])), signs=signs)
+        value = float(bounds.optimise(start, iterations=300, target=1e9)[1].value)
+        assert value <= exact.bound + 1e-6
+        if exact.status == "optimal":
+            assert value > exact.bound - 0.02 * max(1.0, abs(exact.bound))
+
+
+def test_the_hull_lies_above_the_network_and_helps() -> None:
+    gained = 0
+    for seed in range(8):
+        _, _, form = small_form("dense", seed, width=16, eps=0.4)
+        hull = hull_of(form, iterations=30)
+        rows = torch.arange(len(form.offset))
+        values = []
+        for candidate in (None, hull):
+            bounds = SplitBounds(form, hull=candidate, dtype=torch.float64)
+            values.append(bounds.optimise(bounds.start(rows), iterations=60, target=1e9)[1].value)
+        gained += int((values[1] > values[0] + 1e-3).any())
+        known = torch.rand(4000, form.inputs, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+        known[:2000] = known[:2000].sign()
+        for k, layer in enumerate(form.layers):
+            v = (known @ layer.weight.t() + layer.offset).clamp(min=0)
+            for row in rows.tolist():
+                above = known @ hull.weights[k][row].t() + hull.offsets[k][row]
+                assert (v <= above + 1e-9).all()
+            known = torch.cat([known, v], 1)
+    assert gained >= 2
+
+
+def test_tightened_bounds_contain_the_network() -> None:
+    for seed in range(5):
+        _, _, form = small_form("residual", seed, width=20, eps=0.4)
+        tight = tightened(form, iterations=20)
+        t = torch.rand(2000, form.inputs, generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+        known = t
+        for layer in tight.layers:
+            z = known @ layer.weight.t() + layer.offset
+            assert (z >= layer.lower - 1e-9).all() and (z <= layer.upper + 1e-9).all()
+            known = torch.cat([known, z.clamp(min=0)], 1)
+        assert torch.allclose(tight.evaluate(t), form.evaluate(t), atol=1e-9)

@@ -1,0 +1,185 @@
+"""Mutations of the bounds and of the search, each of which the soundness check must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gls_lirpa.certification import branch, branch_rules
+from gls_lirpa.certification.branch import BranchAndBound
+from gls_lirpa.certification.branch_queue import Queue
+from gls_lirpa.certification.exact_lp import Optimum, minimise
+from gls_lirpa.engine import split_hull
+from gls_lirpa.engine.boxes import margin_spec
+from gls_lirpa.engine.split import FormBuilder, SplitForm
+from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
+from gls_lirpa.engine.split_hull import hull_of
+from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, search_of
+
+
+def _mutated_evaluate(change: Callable[[Subproblems], Subproblems]) -> Callable[..., Pass]:
+    original = SplitBounds.evaluate
+    return lambda self, batch, *, primal=True: original(self, change(batch), primal=primal)
+
+
+def _mutated_init(change: Callable[[SplitBounds], None]) -> Callable[..., None]:
+    original = SplitBounds.__init__
+
+    def init(self: SplitBounds, form: SplitForm, **options: Any) -> None:
+        original(self, form, **options)
+        change(self)
+
+    return init
+
+
+def _mutated_form(change: Callable[[SplitForm], SplitForm]) -> Callable[..., None]:
+    """The bounds are computed on a changed form."""
+    original = SplitBounds.__init__
+    return lambda self, form, **options: original(self, change(form), **options)
+
+
+def _layers(form: SplitForm, **changes: Callable[[Tensor], Tensor]) -> SplitForm:
+    layers = [replace(layer, **{k: f(getattr(layer, k)) for k, f in changes.items()}) for layer in form.layers]
+    return replace(form, layers=tuple(layers))
+
+
+def _swapped(form: SplitForm) -> SplitForm:
+    return replace(form, layers=tuple(replace(la, lower=-la.upper, upper=-la.lower) for la in form.layers))
+
+
+def _shrunk(form: SplitForm) -> SplitForm:
+    inputs = form.inputs
+    form = _layers(form, weight=lambda w: torch.cat([0.8 * w[:, :inputs], w[:, inputs:]], 1))
+    return replace(form, weight=torch.cat([0.8 * form.weight[:, :inputs], form.weight[:, inputs:]], 1))
+
+
+def _unsigned(batch: Subproblems) -> Subproblems:
+    return replace(batch, beta=batch.beta * batch.signs)
+
+
+def _negative_intercept(bounds: SplitBounds) -> None:
+    bounds._intercept = -bounds._intercept
+
+
+def _no_intercept(bounds: SplitBounds) -> None:
+    bounds._intercept = 0 * bounds._intercept
+
+
+def _steep_upper(bounds: SplitBounds) -> None:
+    bounds._upper_slope = 1 - bounds._upper_slope
+
+
+def _no_bias(bounds: SplitBounds) -> None:
+    bounds._offsets = [0 * offset for offset in bounds._offsets]
+
+
+def _one_child(batch: Subproblems, neurons: Tensor) -> Subproblems:
+    both = _CHILDREN(batch, neurons)
+    return both[slice(0, len(both) // 2)]
+
+
+_CHILDREN = branch_rules.children
+_PUSH = Queue.push
+
+
+def _forgetful(self: Queue, batch: Subproblems, ranked: Tensor) -> None:
+    _PUSH(self, batch[slice(1, None)], ranked[1:])
+
+
+_FACET = split_hull._Neurons.facet
+
+
+def _opposite_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Each weight of the facet on another input."""
+    weight, offset = _FACET(self, values)
+    return weight.flip(1), offset
+
+
+def _low_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
+    weight, offset = _FACET(self, values)
+    return weight, offset - 0.1 * self.step.sum(1)
+
+
+def _opposite_leaf(form: SplitForm, row: int, *, signs: Tensor, **options: float) -> Optimum:
+    return minimise(form, row, signs=-signs, **options)  # type: ignore[arg-type]
+
+
+def _flipped(batch: Subproblems) -> Subproblems:
+    return replace(batch, signs=-batch.signs)
+
+
+MUTATIONS: dict[str, tuple[object, str, object]] = {
+    "upper line's intercept with the wrong sign": (SplitBounds, "__init__", _mutated_init(_negative_intercept)),
+    "upper line without intercept": (SplitBounds, "__init__", _mutated_init(_no_intercept)),
+    "upper line's slope −l/(u−l)": (SplitBounds, "__init__", _mutated_init(_steep_upper)),
+    "biases forgotten": (SplitBounds, "__init__", _mutated_init(_no_bias)),
+    "lower and upper bounds swapped": (SplitBounds, "__init__", _mutated_form(_swapped)),
+    "pre-activation bounds 20 % too narrow": (
+        SplitBounds, "__init__", _mutated_form(lambda f: _layers(f, lower=lambda v: 0.8 * v, upper=lambda v: 0.8 * v)),
+    ),
+    "box 20 % too small": (SplitBounds, "__init__", _mutated_form(_shrunk)),
+    "β without the split's sign": (SplitBounds, "evaluate", _mutated_evaluate(_unsigned)),
+    "β with the opposite sign": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, beta=-b.beta))),
+    "active and inactive splits swapped": (SplitBounds, "evaluate", _mutated_evaluate(_flipped)),
+    "lower slope above 1": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, alpha=b.alpha + 1))),
+    "lower slope below 0": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, alpha=b.alpha - 1))),
+    "hull above 1": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, gamma=b.gamma + 1))),
+    "facets of the hull in the opposite order": (split_hull._Neurons, "facet", _opposite_facet),
+    "facets of the hull without the corner's value": (split_hull._Neurons, "facet", _low_facet),
+    "only one child is bounded": (branch, "children", _one_child),
+    "the queue forgets a subproblem": (Queue, "push", _forgetful),
+    "the LP of a leaf with the opposite signs": (branch, "minimise", _opposite_leaf),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def references() -> list[tuple[Property, SplitForm, Subproblems, Tensor]]:
+    """Properties with random subproblems of their forms and the exact minima of those."""
+    found = []
+    for kind in ("dense", "conv", "residual"):
+        for seed in range(4):
+            for prop in near_boundary(kind, seed, 10)[1:]:
+                spec = margin_spec(prop.samples.labels, 3)[0]
+                form = FormBuilder(prop.subject.model, prop.samples.x).form(prop.samples.box, spec)
+                batch = random_subproblems(form, seed, 24)
+                exact = [minimise(form, int(r), signs=s).bound for r, s in zip(batch.rows, batch.signs, strict=True)]
+                found.append((prop, form, batch, torch.tensor(exact, dtype=torch.float64)))
+    return found
+
+
+def _sound(references: list[tuple[Property, SplitForm, Subproblems, Tensor]]) -> bool:
+    """Every bound ≤ the exact minimum of its subproblem, optimised or not, and every verdict is right."""
+    stage = BranchAndBound(replace(PLAIN, root_iterations=3, iterations=3))
+    for prop, form, batch, exact in references:
+        for hull in (None, hull_of(form, iterations=6)):
+            bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
+            plain = replace(batch, gamma=batch.gamma if hull else 0 * batch.gamma)
+            for done in (bounds.evaluate(plain), bounds.optimise(plain, iterations=5, target=1e9)[1]):
+                if not (done.value <= exact + 1e-5).all():
+                    return False
+        outcome = search_of(stage, prop)
+        if not (outcome.lower <= prop.minima + 1e-5).all():
+            return False
+    return True
+
+
+def test_the_soundness_check_passes_unmutated(
+    references: list[tuple[Property, SplitForm, Subproblems, Tensor]],
+) -> None:
+    assert len(references) >= 6 and _sound(references)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_soundness_check_notices(
+    name: str,
+    references: list[tuple[Property, SplitForm, Subproblems, Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner, attribute, mutant = MUTATIONS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    assert not _sound(references)
