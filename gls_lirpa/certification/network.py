@@ -22,8 +22,9 @@ from gls_lirpa.structure import fold_batchnorm
 NUMERICAL_MARGIN = {torch.float32: 1e-5, torch.float64: 1e-12}
 """A margin counts as proven if its bound exceeds this times (1 + max |f(x)|), by dtype.
 
-float32 has a unit roundoff of 6e-8. Bounds of cnn3 networks by any relaxation differed between float32
-and float64 by up to 1.5e-6 · (1 + max |f(x)|), which leaves a factor of more than 6."""
+float32 has a unit roundoff of 6e-8. A bound is a value of f minus radii that only add up, so where it is
+close to zero, none of them exceeds the margin itself, and max |f(x)| measures what was rounded. Bounds of
+trained cnn3 networks by any relaxation differed between float32 and float64 by up to 1.5e-6 of it."""
 
 OBSERVED_ERROR = 16.0
 """How many times the observed rounding error of f(x) itself is added to that margin. This is what
