@@ -68,3 +68,15 @@ def test_a_relaxation_of_ones_own_is_one_small_object() -> None:
     assert model[0].weight.grad is not None
     with torch.no_grad():
         assert torch.allclose(engine.margins(box, y, own), expected, atol=1e-5)
+
+
+def test_slope_optimisation_neither_prints_nor_stops_early_with_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """auto_LiRPA's own early stop looks at all samples together, and says so on the screen."""
+    model = networks.build("mlp")
+    x, y = networks.batch("mlp", 3)
+    engine, box = BoundEngine(model, x), linf_box(x, 0.2)
+    long = get_relaxation("alpha-crown", iterations=30)
+    together = engine.margins(box, y, long)
+    for i in range(3):
+        assert torch.allclose(engine.margins(box[i : i + 1], y[i : i + 1], long)[0], together[i], atol=1e-5)
+    assert capsys.readouterr().out == ""
