@@ -60,9 +60,7 @@ def interval(model: nn.Sequential, box: Box, spec: Tensor, shrinkage: float = 1.
     return (matrix * worst).sum(-1) + spec @ layers[-1].bias
 
 
-def worst_case(
-    layers: list[nn.Module], low: Tensor, high: Tensor, value: Callable[[Tensor], Tensor]
-) -> float:
+def worst_case(layers: list[nn.Module], low: Tensor, high: Tensor, value: Callable[[Tensor], Tensor]) -> float:
     """The exact maximum of a convex ``value`` of a ReLU network's output over a box in the plane.
 
     The box is cut along every neuron's zero line. On each piece the network is affine, so the value
@@ -77,9 +75,7 @@ def worst_case(
             pieces = [(p, weight @ a, weight @ b + bias) for p, a, b in pieces]
             continue
         for neuron in range(len(pieces[0][2])):
-            pieces = [
-                (part, a, b) for p, a, b in pieces for part in _halves(p, a[neuron], b[neuron]) if len(part) > 2
-            ]
+            pieces = [(part, a, b) for p, a, b in pieces for part in _halves(p, a[neuron], b[neuron]) if len(part) > 2]
         pieces = [(p, a * on[:, None], b * on) for p, a, b in pieces for on in [(p.mean(0) @ a.T + b > 0).to(b)]]
     return max(float(value(p @ a.T + b).max()) for p, a, b in pieces)
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from baseline_reference import EXACT, FLOAT32, IBP, batch_of, batchnorm_net, gradients, interval, mlp, prepared, seeded
+from tests.baseline_reference import EXACT, FLOAT32, IBP, batch_of, batchnorm_net, gradients, interval, mlp, prepared, seeded
 from torch import Tensor, nn
 
 from gls_lirpa import CertifiedLoss, linf_box

@@ -109,7 +109,7 @@ def test_sigma_gradient(population: int) -> None:
     ):
         point = Point([0.6, -0.5, 0.4])
         estimator = PGPE(loss(point), point, sigma=0.3, population=population, seed=2)
-        mean, error = draws(estimator, [estimator.sigma], 1000 if population == 4 else 150)
+        mean, error = draws(estimator, [estimator.sigma], 2000 if population == 4 else 150)
         agree((mean[:-1], error[:-1]), truth(point.w.detach(), 0.3), 0.08)
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from baseline_reference import DIFFERENTIABLE, EXACT, FLOAT32, batch_of, gradients, interval, mlp, seeded, worst_case
+from tests.baseline_reference import DIFFERENTIABLE, EXACT, FLOAT32, batch_of, gradients, interval, mlp, seeded, worst_case
 from torch import nn
 
 from gls_lirpa import CertifiedLoss, linf_box

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from baseline_reference import EXACT, IBP, batch_of, gradients, interval, mlp, prepared, seeded, worst_case
+from tests.baseline_reference import EXACT, IBP, batch_of, gradients, interval, mlp, prepared, seeded, worst_case
 
 from gls_lirpa import CertifiedLoss, linf_box
 from gls_lirpa.attacks import pgd_points
