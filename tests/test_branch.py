@@ -15,7 +15,7 @@ from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import Findings
 from gls_lirpa.engine.boxes import margin_spec
-from gls_lirpa.engine.split import FormBuilder
+from gls_lirpa.engine.split import FormBuilder, FormTooLargeError
 from gls_lirpa.errors import ConfigError
 from tests.branch_problems import PLAIN, Property, minimum, near_boundary, search_of
 from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
@@ -161,6 +161,15 @@ def test_a_radius_of_zero_is_the_network_itself() -> None:
         found = stage(subject, samples, timeout=10.0)
         assert found.exhausted == [False] and found.counterexamples == [None]
         assert torch.allclose(found.lower, margins(model, x, samples.labels), atol=1e-5)
+
+
+def test_a_form_that_does_not_fit_is_a_limit(hard: Property, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: FormBuilder, *_: object) -> None:
+        raise FormTooLargeError("too large")
+
+    monkeypatch.setattr(FormBuilder, "form", refuse)
+    found = BranchAndBound()(hard.subject, hard.samples, timeout=10.0)
+    assert found.exhausted == [True] and (found.lower == -torch.inf).all()
 
 
 def test_only_open_classes_are_bounded(hard: Property) -> None:

@@ -20,7 +20,7 @@ from gls_lirpa.certification.branch_rules import RULES, Rule, by_children, child
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
-from gls_lirpa.engine.split import FormBuilder, SplitForm
+from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, tightened
 from gls_lirpa.engine.split_hull import hull_of
 from gls_lirpa.errors import ConfigError
@@ -37,7 +37,8 @@ _BATCH_WORK = 2.0e10
 
 @dataclass(frozen=True)
 class Settings:
-    """How to search. ``candidates`` > 1: that many neurons are compared by bounding their children;
+    """How to search. ``max_nodes``: subproblems bounded per sample, the root of every open class included
+    and always bounded; ``candidates`` > 1: that many neurons are compared by bounding their children;
     ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them."""
 
     max_nodes: int | None = None
@@ -117,9 +118,15 @@ class BranchAndBound:
     def search(
         self, subject: Subject, x: Tensor, box: Box, spec: Tensor, known: Tensor, *, deadline: float = math.inf
     ) -> Outcome:
-        """Decide the rows ``spec`` of one sample, whose lower bounds ``known`` are already proven."""
+        """Decide the rows ``spec`` of one sample, whose lower bounds ``known`` are already proven.
+
+        A sample with too many unstable neurons for the memory set aside counts as stopped by a limit.
+        """
         with torch.no_grad():
-            form = self._form_builder(subject, x).form(box, spec)
+            try:
+                form = self._form_builder(subject, x).form(box, spec)
+            except FormTooLargeError:
+                return Outcome(known.double(), None, True, 0)
             if self.settings.tightening_iterations:
                 form = tightened(form, iterations=self.settings.tightening_iterations, deadline=deadline)
             logits = subject.model(x.unsqueeze(0))

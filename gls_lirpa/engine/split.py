@@ -33,6 +33,10 @@ _CHUNK_VALUES = 2**24
 """Values of the widest layer that a chunk of columns may occupy: 128 MiB of float64."""
 
 
+class FormTooLargeError(EngineError):
+    """The split form of a box would need more memory than was set for it."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """Unstable neurons of one ReLU: z = ``weight`` · [t; earlier v] + ``offset`` ∈ [``lower``, ``upper``].
@@ -169,7 +173,7 @@ class FormBuilder:
                 widened[node.name] = (lower, upper)
         neurons = sum(len(index) for index in unstable.values())
         if neurons * (len(movable) + neurons) > self._max_values:
-            raise EngineError(
+            raise FormTooLargeError(
                 f"{neurons} unstable neurons over {len(movable)} inputs exceed the memory set for branch and bound"
             )
         walk = _Walk(self._nodes, passing, unstable)
