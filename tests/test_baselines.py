@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.baseline_reference import EXACT, FLOAT32, IBP, batch_of, batchnorm_net, gradients, interval, mlp, prepared, seeded
 from torch import Tensor, nn
 
 from gls_lirpa import CertifiedLoss, linf_box
@@ -21,6 +20,18 @@ from gls_lirpa.losses import LOSSES
 from gls_lirpa.losses.literature import LITERATURE, literature_options
 from gls_lirpa.losses.sabr import shrinking, small_box
 from gls_lirpa.relaxations import RELAXATIONS
+from tests.baseline_reference import (
+    EXACT,
+    FLOAT32,
+    IBP,
+    batch_of,
+    batchnorm_net,
+    gradients,
+    interval,
+    mlp,
+    prepared,
+    seeded,
+)
 
 BASELINES = ("sabr", "taps", "staps", "mtl-ibp", "robust-fused")
 

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.baseline_reference import DIFFERENTIABLE, EXACT, FLOAT32, batch_of, gradients, interval, mlp, seeded, worst_case
 from torch import nn
 
 from gls_lirpa import CertifiedLoss, linf_box
@@ -16,6 +15,17 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.losses.fusion import chord_weights, fused
 from gls_lirpa.relaxations import RELAXATIONS, get_relaxation
+from tests.baseline_reference import (
+    DIFFERENTIABLE,
+    EXACT,
+    FLOAT32,
+    batch_of,
+    gradients,
+    interval,
+    mlp,
+    seeded,
+    worst_case,
+)
 
 
 def test_fusion_by_hand() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.baseline_reference import EXACT, IBP, batch_of, gradients, interval, mlp, prepared, seeded, worst_case
 
 from gls_lirpa import CertifiedLoss, linf_box
 from gls_lirpa.attacks import pgd_points
@@ -14,6 +13,7 @@ from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.losses.sabr import small_box
 from gls_lirpa.losses.taps import LatentAttack, attacked, connect, product, second_block
 from gls_lirpa.models import build_model
+from tests.baseline_reference import EXACT, IBP, batch_of, gradients, interval, mlp, prepared, seeded, worst_case
 
 
 def latent_attack(**changes: object) -> LatentAttack:
