@@ -1,11 +1,24 @@
-"""Shared set-up: one thread, so that results do not depend on the machine's cores."""
+"""Shared set-up: one thread, so that results do not depend on the machine's cores; the command line."""
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import torch
+from glscert.__main__ import run
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Glscert = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -17,3 +30,19 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def glscert(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Glscert:
+    """``glscert`` in this process: exit code, standard output and standard error."""
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["glscert", *map(str, arguments)])
+        code = 0
+        try:
+            run()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Result(code, *capfd.readouterr())
+
+    return call

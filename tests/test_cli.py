@@ -5,38 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
-from glscert.__main__ import run
 
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Glscert = Callable[..., Result]
-
-
-@pytest.fixture
-def glscert(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Glscert:
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["glscert", *map(str, arguments)])
-        code = 0
-        try:
-            run()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        out, err = capfd.readouterr()
-        return Result(code, out, err)
-
-    return call
-
+from tests.conftest import Glscert
 
 SMALL = ("--net", "cnn3-tiny", "--limit", 150, "--epochs", 2, "--eps", 0.02, "--eval-samples", 32)
 
@@ -95,7 +69,8 @@ def test_help_imports_nothing_heavy() -> None:
     code = """
 import sys
 sys.argv = ["glscert", "--help"]
-from glscert.__main__ import run
+
+from tests.conftest import Glscert
 try:
     run()
 except SystemExit:

@@ -9,13 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
-from glscert.__main__ import run as glscert_main
 from torch import nn
 
 from gls_lirpa.certification import Settings, StageOptions
@@ -27,35 +24,13 @@ from gls_lirpa.exchange.job import export_job
 from gls_lirpa.exchange.onnx_model import read_onnx
 from gls_lirpa.exchange.vnnlib import read_vnnlib
 from gls_lirpa.training import TrainConfig, load_run, train
+from tests.conftest import Glscert
 from tests.test_training import Quiet
 
 EPS = 0.03
 WIDER = 0.1
 """A radius at which some samples of the trained network are robust and some are not."""
 SAMPLES = 12
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Glscert = Callable[..., Result]
-
-
-@pytest.fixture
-def glscert(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Glscert:
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["glscert", *map(str, arguments)])
-        code = 0
-        try:
-            glscert_main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return Result(code, *capfd.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.certification.records import Record, replace_file
+from gls_lirpa.certification.records import Record
+from gls_lirpa.files import replace_file
 
 LEAST_SECONDS = 1e-4
 STYLES = {"verified": ("-", "o"), "falsified": ("--", "s")}

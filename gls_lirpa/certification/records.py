@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from gls_lirpa.errors import CheckpointError, ConfigError
+from gls_lirpa.files import replace_file
 
 VERDICTS = ("verified", "falsified", "misclassified", "unknown")
 
@@ -79,13 +79,6 @@ class Record:
         if record.verdict not in VERDICTS or not isinstance(record.index, int):
             raise ValueError(f"no verdict {record.verdict!r} of sample {record.index!r}")
         return record
-
-
-def replace_file(file: Path, content: bytes) -> None:
-    """Write a file so that it has either the old content or the new one at any moment."""
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, file)
 
 
 class RecordFolder:

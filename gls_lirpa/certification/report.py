@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gls_lirpa.certification.records import Record, Summary, replace_file
+from gls_lirpa.certification.records import Record, Summary
+from gls_lirpa.files import replace_file
 
 
 class ProgressReporter:

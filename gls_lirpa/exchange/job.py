@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from gls_lirpa.certification.job import stage_names
-from gls_lirpa.certification.records import replace_file
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.exchange.export import write_instances, write_onnx
 from gls_lirpa.exchange.instances import ResultFolder, decide_instances, read_instances
@@ -16,6 +15,7 @@ from gls_lirpa.exchange.onnx_model import read_onnx
 from gls_lirpa.exchange.query import Answer, Limits, decide
 from gls_lirpa.exchange.targets import is_onnx, load_target
 from gls_lirpa.exchange.vnnlib import read_vnnlib
+from gls_lirpa.files import replace_file
 from gls_lirpa.training.loop import Interrupted
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gls_lirpa.data import Dataset
 from gls_lirpa.engine.compat import versions
 from gls_lirpa.errors import CheckpointError, ConfigError
+from gls_lirpa.files import replace_file
 from gls_lirpa.models import build_model, load_user_model
 from gls_lirpa.training.config import TrainConfig, checked_fields
 
@@ -70,7 +71,7 @@ class RunFolder:
             raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
 
     def write_json(self, name: str, content: Any) -> None:
-        _replace(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+        replace_file(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         with self.metrics_file.open("a") as file:
@@ -93,7 +94,7 @@ class RunFolder:
     def cut_metrics(self, epochs: int) -> None:
         """Forget rows beyond the checkpoint's last finished epoch."""
         rows = [row for row in self.metrics() if row["epoch"] <= epochs]
-        _replace(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def save(self, file: Path, content: dict[str, Any]) -> None:
         temporary = file.with_suffix(".tmp")
@@ -102,12 +103,6 @@ class RunFolder:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    temporary = file.with_suffix(file.suffix + ".tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, file)
 
 
 def load_file(file: Path) -> dict[str, Any]:
