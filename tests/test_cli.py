@@ -69,8 +69,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = """
 import sys
 sys.argv = ["glscert", "--help"]
-
-from tests.conftest import Glscert
+from glscert.__main__ import run
 try:
     run()
 except SystemExit:
