@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
+from gls_lirpa.engine.convolutions import conv_transpose2d
 from gls_lirpa.errors import EngineError
 
 CURE = "pip install appdirs tqdm graphviz && pip install --no-deps auto_LiRPA==0.3"
@@ -77,6 +79,7 @@ def load_lirpa() -> Lirpa:
         raise EngineError(f"this auto_LiRPA cannot be used ({error!r}): install it with `{CURE}`") from error
     _repair_named_members(bounded_module)
     _repair_matmul()
+    _speed_up_convolutions()
     return Lirpa(
         version=str(getattr(module, "__version__", "unknown")),
         bounded_module=bounded_module,
@@ -203,6 +206,14 @@ def _repair_matmul() -> None:
         return linear.interval_propagate(self, *v, C=C)
 
     matmul.interval_propagate = interval_propagate
+
+
+def _speed_up_convolutions() -> None:
+    """Give auto_LiRPA's convolution operator our transposed convolution; the rest of F stays torch's."""
+    functions = types.ModuleType("torch.nn.functional")
+    functions.__dict__.update(vars(F))
+    functions.__dict__["conv_transpose2d"] = conv_transpose2d
+    importlib.import_module("auto_LiRPA.operators.convolution").__dict__["F"] = functions
 
 
 def repair_torchvision() -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gls_lirpa.engine.convolutions import conv2d
 from gls_lirpa.errors import UnsupportedLayerError
 
 AffineMap = Callable[[Tensor, bool, bool], Tensor]
@@ -60,7 +61,7 @@ def _conv(node: Any) -> AffineMap:
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
         weight = _signed(_constant(node.inputs[1]), absolute)
         bias = _constant(node.inputs[2]) if offset and len(node.inputs) > 2 else None
-        return F.conv2d(x, weight, bias, node.stride, node.padding, node.dilation, node.groups)
+        return conv2d(x, weight, bias, node.stride, node.padding, node.dilation, node.groups)
 
     return apply
 
