@@ -1,0 +1,233 @@
+"""Pictures of the analyses, readable without colour: every curve has its own line and marker."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gls_lirpa.analysis.dynamics import Dynamics
+from gls_lirpa.analysis.landscape import Landscape
+from gls_lirpa.analysis.tightness import Tightness
+from gls_lirpa.analysis.toys import Toy
+from gls_lirpa.files import replace_file
+
+LOOKS = (
+    ("#000000", "-", "o"),
+    ("#0072B2", "--", "s"),
+    ("#D55E00", "-.", "^"),
+    ("#009E73", ":", "D"),
+    ("#CC79A7", (0, (6, 1, 1, 1, 1, 1)), "v"),
+    ("#7F7F7F", (0, (8, 3)), "x"),
+)
+"""Colour (told apart by colour-blind readers too), line and marker of the first, second, … curve."""
+
+BAND = 1.96
+"""Standard errors on either side of a mean that hold 95 % of it."""
+
+MARKERS = 10
+"""Markers per curve: enough to recognise it."""
+
+
+def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None:
+    """One panel per sigma: every relaxation's normalised loss along the line, with a 95 % band.
+
+    >>> import tempfile
+    >>> from gls_lirpa.analysis import Curve, Scores
+    >>> curve = Curve("ibp", 0.0, [4.0, 2.0, 1.0], [2.0, 1.0, 0.5], [0.0] * 3, Scores(50.0, 1250.0, 0.0))
+    >>> file = Path(tempfile.mkdtemp()) / "landscape.png"
+    >>> draw_landscape(Landscape(0.1, 1e-3, 0.02, 1, 8, 1.0, [-0.02, 0.0, 0.02], [curve]), file)
+    >>> file.stat().st_size > 1000
+    True
+    """
+    sigmas, relaxations = landscape.sigmas, landscape.relaxations
+    columns = 1 if len(sigmas) == 1 else 2
+    figure = _figure(height=4.5 if len(sigmas) <= 4 else 2.2 * math.ceil(len(sigmas) / 2))
+    panels = figure.subplots(math.ceil(len(sigmas) / columns), columns, sharex=True, sharey=True, squeeze=False)
+    for panel, sigma in zip(panels.flat, sigmas, strict=False):
+        for name in relaxations:
+            curve = landscape.curve(name, sigma)
+            values, errors = np.array(curve.values), BAND * np.array(curve.errors)
+            look = _look(relaxations.index(name), len(values))
+            panel.plot(landscape.positions, values, label=name, **look)
+            if np.any(errors > 0):
+                bounds = (values - errors, values + errors)
+                panel.fill_between(landscape.positions, *bounds, color=look["color"], alpha=0.2, linewidth=0)
+        panel.set_title("original" if sigma == 0 else f"σ = {sigma:.3g}", fontsize=9)
+        panel.grid(alpha=0.3)
+    for panel in panels.flat[len(sigmas) :]:
+        panel.set_visible(False)
+    length = landscape.lr * landscape.gradient_norm
+    figure.supxlabel(f"gradient steps t  (t = 1: lr {landscape.lr:.3g}, length {length:.2g})", fontsize=9)
+    figure.supylabel("loss / loss at t = 0", fontsize=9)
+    _legend_above(figure, panels.flat[0], title)
+    _save(figure, file)
+
+
+def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
+    """The three scores over sigma, one line per relaxation.
+
+    >>> import tempfile
+    >>> from gls_lirpa.analysis import Curve, Scores
+    >>> curve = Curve("ibp", 0.0, [4.0, 2.0, 1.0], [2.0, 1.0, 0.5], [0.0] * 3, Scores(50.0, 1250.0, 0.0))
+    >>> file = Path(tempfile.mkdtemp()) / "scores.png"
+    >>> draw_scores(Landscape(0.1, 1e-3, 0.02, 1, 8, 1.0, [-0.02, 0.0, 0.02], [curve]), file)
+    >>> file.stat().st_size > 1000
+    True
+    """
+    names = {
+        "max_slope": "largest slope",
+        "curvature": "mean curvature",
+        "nonconvexity": "deviation from convexity",
+    }
+    sigmas, relaxations = landscape.sigmas, landscape.relaxations
+    figure = _figure(width=8.0, height=3.6)
+    panels = figure.subplots(1, len(names))
+    places = range(len(sigmas))
+    for panel, (score, label) in zip(panels, names.items(), strict=True):
+        for index, name in enumerate(relaxations):
+            heights = [getattr(landscape.curve(name, sigma).scores, score) for sigma in sigmas]
+            # A convex curve's deviation is 0, which a logarithmic axis cannot show.
+            positive = [height if height > 0 else math.nan for height in heights]
+            panel.plot(places, positive, label=name, **_look(index, len(sigmas)))
+        panel.set_yscale("log")
+        panel.set_title(label, fontsize=9)
+        panel.set_xticks(list(places), ["0" if s == 0 else f"{s:.3g}" for s in sigmas], rotation=45, fontsize=8)
+        panel.set_xlabel("σ", fontsize=9)
+        panel.tick_params(axis="y", labelsize=8)
+        panel.grid(alpha=0.3)
+    _legend_above(figure, panels[0], title)
+    _save(figure, file)
+
+
+def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None:
+    """Certified accuracy over the radius, each relaxation with the area under its curve.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "tightness.png"
+    >>> draw_tightness(Tightness([0.0, 0.1], 0.9, {"ibp": [0.9, 0.1]}, {"ibp": 0.5}, [], 10), file)
+    >>> file.stat().st_size > 1000
+    True
+    """
+    figure = _figure()
+    axes = figure.subplots()
+    radii, number = tightness.radii, len(tightness.radii)
+    if tightness.adversarial:
+        shares = [100 * share for share in tightness.adversarial]
+        axes.plot(radii, shares, label="PGD (upper limit)", color="0.6", linestyle="-", linewidth=2.5)
+    for index, (name, shares) in enumerate(tightness.certified.items()):
+        area = f" (area {tightness.areas[name]:.3f})" if name in tightness.areas else ""
+        axes.plot(radii, [100 * share for share in shares], label=name + area, **_look(index, number))
+    axes.axhline(100 * tightness.natural, color="0.4", linewidth=0.8)
+    axes.annotate("natural accuracy", (radii[-1], 100 * tightness.natural), ha="right", va="top", fontsize=8)
+    axes.set_xlabel("radius ε")
+    axes.set_ylabel(f"certified accuracy [%], {tightness.samples} samples")
+    axes.set_ylim(0, 102)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="best", fontsize=9)
+    axes.set_title(title, fontsize=10)
+    _save(figure, file)
+
+
+def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
+    """Each toy in a panel of its own: the loss over its weight, and smoothed.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "toys.png"
+    >>> draw_toys([Toy("jump", [-1.0, 0.0, 1.0], [1.0, 1.0, 1.0], {})], file)
+    >>> file.stat().st_size > 1000
+    True
+    """
+    figure = _figure(width=8.0 if len(toys) > 1 else 5.0, height=3.8)
+    panels = figure.subplots(1, len(toys), squeeze=False)[0]
+    for panel, toy in zip(panels, toys, strict=True):
+        curves = {0.0: toy.original, **toy.smoothed}
+        for index, (sigma, values) in enumerate(curves.items()):
+            label = "original" if sigma == 0 else f"σ = {sigma:.3g}"
+            look = {**_look(index, len(values)), "marker": ""}
+            panel.plot(toy.weights, _broken_at_jumps(values) if sigma == 0 else values, label=label, **look)
+        panel.set_title(toy.name, fontsize=10)
+        panel.set_xlabel("weight w")
+        panel.set_ylabel("loss")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, file)
+
+
+def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
+    """Training loss (with the radius, where it is annealed) above, held-out certified accuracy below.
+
+    >>> import tempfile
+    >>> from gls_lirpa.analysis import RunCurve
+    >>> run = RunCurve("grad", [1.0, 2.0], [2.0, 1.0], [0.0, 0.1], [50.0, 90.0], [0.0, 70.0], "val")
+    >>> file = Path(tempfile.mkdtemp()) / "dynamics.png"
+    >>> draw_dynamics(Dynamics([run]), file)
+    >>> file.stat().st_size > 1000
+    True
+    """
+    figure = _figure(height=5.0)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    for index, run in enumerate(dynamics.runs):
+        look = _look(index, len(run.epochs))
+        upper.plot(run.epochs, run.loss, label=run.label, **look)
+        lower.plot(run.epochs, run.certified, **look)
+    upper.set_yscale("log")
+    upper.set_ylabel("training loss")
+    held_out = sorted({run.held_out for run in dynamics.runs})
+    lower.set_ylabel(f"certified on {', '.join(held_out)} [%]")
+    lower.set_xlabel("epoch")
+    lower.set_ylim(0, 100)
+    for panel in (upper, lower):
+        panel.grid(alpha=0.3)
+    _legend_above(figure, upper, title)
+    _save(figure, file)
+
+
+def _figure(*, width: float = 7.0, height: float = 4.5) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _look(index: int, points: int) -> dict[str, Any]:
+    color, line, marker = LOOKS[index % len(LOOKS)]
+    # Shifted from curve to curve, so that markers of curves on top of each other stay visible.
+    every = max(1, points // MARKERS)
+    offset = index * every // len(LOOKS) if every > 1 else 0
+    return {
+        "color": color,
+        "linestyle": line,
+        "marker": marker,
+        "markersize": 4,
+        "markevery": (offset, every),
+        "linewidth": 1.4,
+    }
+
+
+def _broken_at_jumps(values: list[float]) -> list[float]:
+    """NaN after a jump, so that no vertical line is drawn where the function has no values."""
+    differences = np.abs(np.diff(values))
+    typical = float(np.median(differences))
+    broken = list(values)
+    for i in np.flatnonzero(differences > max(20 * typical, 0.2)):
+        broken[i + 1] = math.nan
+    return broken
+
+
+def _legend_above(figure: Any, panel: Any, title: str) -> None:
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 4), fontsize=9, title=title)
+
+
+def _save(figure: Any, file: Path) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    replace_file(file, buffer.getvalue())
