@@ -1,4 +1,4 @@
-"""HBox against IBP, an independent dense reference, and finite differences."""
+"""HBox against IBP, an independent dense reference, its own full form, and finite differences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
+from gls_lirpa.engine.hbox import hbox_bounds
+from gls_lirpa.engine.hbox_dense import Dense
+from gls_lirpa.engine.hbox_windows import Windows
 from tests import networks
 from tests.bounding import engine, relaxation
 
@@ -97,3 +100,110 @@ def test_a_nan_stays_visible() -> None:
         model[2].bias[0] = torch.nan
     assert engine("conv").fits(x)
     assert BoundEngine(model, x).margins(linf_box(x, 0.1), y, relaxation("hbox")).isnan().all()
+
+
+WIDE = (3, 19, 13)
+
+
+class Ramp(nn.Module):
+    """Times a constant that differs by column, whose first is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.linspace(0, 1, x.shape[-1], dtype=x.dtype)
+
+
+def windowed() -> dict[str, nn.Module]:
+    """Bodies on images of the shape WIDE, with odd strides and paddings and with ends of the windowed form."""
+    relu, conv = nn.ReLU, nn.Conv2d
+    block = nn.Sequential(conv(4, 4, 3, padding=1), relu(), nn.BatchNorm2d(4), conv(4, 4, 1))
+    return {
+        "two": nn.Sequential(conv(3, 4, 5, 2, 2), relu(), conv(4, 5, 4, 2, 1), relu()),
+        "odd": nn.Sequential(conv(3, 4, (3, 2), (3, 2), (2, 1)), relu(), conv(4, 2, (1, 3), (2, 1), (0, 2)), relu()),
+        "three": nn.Sequential(
+            conv(3, 2, 3, 2), relu(), conv(2, 3, 2, 1, 1, bias=False), relu(), conv(3, 2, 2, 2, 1), relu()
+        ),
+        "cropped": nn.Sequential(conv(3, 2, 2, 5), relu(), conv(2, 2, 1, 2), relu()),
+        "linear-chain": nn.Sequential(conv(3, 3, 3, padding=1), conv(3, 3, 3, padding=2, groups=3), relu()),
+        "too-large": nn.Sequential(conv(3, 2, 5, 2, 2), relu(), conv(2, 2, 5, 2, 2), relu(), conv(2, 2, 3), relu()),
+        "dilated": nn.Sequential(conv(3, 2, 3, padding=1), relu(), conv(2, 2, 3, 2, dilation=2), relu()),
+        "pooled": nn.Sequential(conv(3, 4, 3), relu(), nn.AvgPool2d((3, 2), (2, 1), (1, 0)), conv(4, 2, 2), relu()),
+        "normalised": nn.Sequential(nn.BatchNorm2d(3), conv(3, 4, 3, 2), nn.BatchNorm2d(4), relu(), conv(4, 2, 3)),
+        "residual": nn.Sequential(conv(3, 4, 3, 2, 1), relu(), networks.Residual(block, -1), conv(4, 2, 2)),
+        "from-the-input": nn.Sequential(networks.Residual(conv(3, 3, 3, padding=1), 1), conv(3, 2, 3, 2), relu()),
+        "ramp": nn.Sequential(Ramp(), conv(3, 2, 3, 2, 1), Ramp(), relu(), Ramp(), conv(2, 2, 3), relu()),
+        "pixels": nn.Identity(),
+    }
+
+
+def compared(model: nn.Module, box: Box, spec: Tensor, tolerance: float) -> None:
+    """Bounds, pre-activations and gradients in the weights and the box, with windows and in full."""
+    nodes = BoundEngine(model, box.lower.detach()).graph()
+    wanted = [*model.parameters(), box.lower, box.upper]
+    values, gradients = [], []
+    for windows in (True, False):
+        bounds = hbox_bounds(nodes, box, spec, windows=windows)
+        values.append([bounds.lower, *(end for pair in bounds.intermediate.values() for end in pair)])
+        weights = torch.linspace(0.5, 1.5, bounds.lower.numel()).to(spec).view_as(bounds.lower)
+        total = (bounds.lower * weights).sum() + sum((value**2).mean() for value in values[-1])
+        gradients.append(torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True))
+    for one, other in [*zip(*values, strict=True), *zip(*gradients, strict=True)]:
+        assert one.shape == other.shape
+        assert (one - other).abs().max() <= tolerance * (1 + other.abs().max())
+
+
+def some_box(x: Tensor) -> Box:
+    """Radii that differ by sample and pixel, some of them 0."""
+    radius = torch.rand_like(x) * torch.linspace(0.02, 0.2, len(x)).to(x).view(-1, 1, 1, 1)
+    radius = torch.where(torch.rand_like(x) < 0.2, 0.0, radius)
+    return Box((x - radius).clamp(0, 1).requires_grad_(), (x + radius).clamp(0, 1).requires_grad_())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("hidden", [None, 4, 400])
+@pytest.mark.parametrize("name", windowed())
+def test_windows_change_nothing(name: str, hidden: int | None, dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(3)
+    body = windowed()[name].to(dtype)
+    features = body(torch.zeros(2, *WIDE, dtype=dtype)).flatten(1).shape[1]
+    last = (
+        [nn.Linear(features, 3)] if hidden is None else [nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, 3)]
+    )
+    model = nn.Sequential(body, nn.Flatten(), *last).to(dtype).eval()
+    box = some_box(torch.rand(3, *WIDE, dtype=dtype))
+    compared(model, box, margin_spec(torch.tensor([0, 2, 1]), 3, dtype), tolerance)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, shape) in networks.NETWORKS.items() if len(shape) == 3])
+def test_windows_change_nothing_in_the_reference_networks(name: str) -> None:
+    torch.manual_seed(4)
+    model = networks.build(name).double()
+    x, y = networks.batch(name, 3)
+    if name == "normalize":
+        model = model[1:]  # the engine applies it to the box
+    compared(model, some_box(x.double()), margin_spec(y, 3, torch.float64), 1e-10)
+
+
+def test_windows_are_kept_behind_convolutions() -> None:
+    x = torch.rand(2, *WIDE)
+    model = nn.Sequential(*windowed()["three"], nn.Flatten(), nn.Linear(48, 3))
+    value: Windows | Dense = Windows.identity(x)
+    for node in BoundEngine(model, x).graph()[1:-1]:
+        if node.affine is not None:
+            value = value.through(node, node.affine)
+        else:
+            value = value.scaled((torch.rand(2, *node.shape) > 0.5).float())
+    assert isinstance(value, Windows)
+    assert value.window.size == (7, 7)
+    assert value.window.stride == (4, 4)
+    assert value.to_dense().values.shape == (2, 741, *value.shape)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_nan_weight_stays_visible_in_windows(layer: int) -> None:
+    torch.manual_seed(0)
+    body = windowed()["two"]
+    with torch.no_grad():
+        body[layer].weight[0, 0, 0, 0] = torch.nan
+    x = torch.rand(2, *WIDE)
+    model = nn.Sequential(body, nn.Flatten(), nn.Linear(75, 3))
+    assert BoundEngine(model, x).margins(linf_box(x, 0.1), torch.tensor([0, 1]), relaxation("hbox")).isnan().all()

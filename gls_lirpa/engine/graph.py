@@ -22,8 +22,25 @@ AffineMap = Callable[[Tensor, bool, bool], Tensor]
 
 
 @dataclass(frozen=True)
+class Convolution:
+    """A convolution without groups and dilation: weight (out, in, *size)."""
+
+    weight: Tensor
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.weight.shape[2], self.weight.shape[3]
+
+
+@dataclass(frozen=True)
 class Node:
-    """One operation. ``kind`` is input, affine, sum or relu; ``inputs`` are names of earlier nodes."""
+    """One operation. ``kind`` is input, affine, sum or relu; ``inputs`` are names of earlier nodes.
+
+    What an affine node is besides: ``form`` is elementwise or reshape, ``weight`` gives a linear
+    layer's weight and bias, and ``convolution`` what a convolution or pooling does.
+    """
 
     name: str
     kind: str
@@ -32,6 +49,8 @@ class Node:
     affine: AffineMap | None = None
     signs: tuple[int, ...] = ()
     weight: Callable[[], tuple[Tensor, Tensor | None]] | None = None
+    form: str = ""
+    convolution: Callable[[], Convolution] | None = None
 
 
 def _constant(node: Any) -> Any:
@@ -64,6 +83,36 @@ def _conv(node: Any) -> AffineMap:
         return conv2d(x, weight, bias, node.stride, node.padding, node.dilation, node.groups)
 
     return apply
+
+
+def _pair(values: Sequence[int]) -> tuple[int, int]:
+    return int(values[0]), int(values[1])
+
+
+def _conv_parameters(node: Any) -> Convolution:
+    """A Conv, its groups written as zeros of the weight."""
+    weight = _constant(node.inputs[1])
+    groups = node.groups
+    if groups > 1:
+        blocks = torch.eye(groups, dtype=weight.dtype, device=weight.device).view(groups, 1, groups, 1, 1, 1)
+        out, channels, *size = weight.shape
+        weight = (weight.view(groups, out // groups, 1, channels, *size) * blocks).reshape(out, -1, *size)
+    return Convolution(weight, _pair(node.stride), _pair(node.padding))
+
+
+def _avgpool_parameters(node: Any) -> Convolution:
+    """An average pooling, in double precision whatever the network is in."""
+    height, width = _pair(node.kernel_size)
+    channels = torch.eye(node.output_shape[1], dtype=torch.float64).view(node.output_shape[1], -1, 1, 1)
+    weight = channels.expand(-1, -1, height, width) / (height * width)
+    return Convolution(weight, _pair(node.stride), _pair(node.padding))
+
+
+def _convolution(node: Any) -> Callable[[], Convolution] | None:
+    kind = type(node).__name__
+    if kind == "BoundConv" and tuple(node.dilation) == (1, 1):
+        return lambda: _conv_parameters(node)
+    return (lambda: _avgpool_parameters(node)) if kind == "BoundAveragePool" else None
 
 
 def _batchnorm(node: Any) -> AffineMap:
@@ -126,6 +175,12 @@ _AFFINE: dict[str, Callable[[Any], AffineMap]] = {
     "BoundFlatten": _reshape,
     "BoundReshape": _reshape,
     "BoundNeg": _negate,
+}
+_FORMS = {
+    "BoundBatchNormalization": "elementwise",
+    "BoundNeg": "elementwise",
+    "BoundFlatten": "reshape",
+    "BoundReshape": "reshape",
 }
 _BINARY = ("BoundAdd", "BoundSub", "BoundMul", "BoundDiv")
 _ACTIVATIONS = ("BoundMaxPool", "BoundLeakyRelu", "BoundSigmoid", "BoundTanh")
@@ -203,13 +258,15 @@ def _typed(node: Any, parents: list[Any], input_name: str) -> Node:
     if kind in ("BoundAdd", "BoundSub") and len(parents) == 2:
         return Node(node.name, "sum", names, shape, signs=(1, 1 if kind == "BoundAdd" else -1))
     if kind in _BINARY and len(parents) == 1 and not (kind == "BoundDiv" and node.inputs[1] is parents[0]):
-        return Node(node.name, "affine", names, shape, _elementwise(node, node.inputs.index(parents[0])))
+        affine = _elementwise(node, node.inputs.index(parents[0]))
+        return Node(node.name, "affine", names, shape, affine, form="elementwise")
     if kind in ("BoundLinear", "BoundMatMul") and parents == [node.inputs[0]]:
         return Node(node.name, "affine", names, shape, _linear(node), weight=lambda: _linear_parameters(node))
     if kind in _AFFINE and parents == [node.inputs[0]]:
         if kind == "BoundConv" and len(shape) != 3:
             raise UnsupportedLayerError(f"Conv with {len(shape) - 1} spatial dimensions is not supported: {SUPPORTED}")
-        return Node(node.name, "affine", names, shape, _AFFINE[kind](node))
+        form, convolution = _FORMS.get(kind, ""), _convolution(node)
+        return Node(node.name, "affine", names, shape, _AFFINE[kind](node), form=form, convolution=convolution)
     raise UnsupportedLayerError(
         f"operation onnx::{kind.removeprefix('Bound')} (graph node {node.name!r}) is not supported: {SUPPORTED}"
     )

@@ -10,7 +10,8 @@ the input box) and |b| ≤ β elementwise, so that z ∈ [c − R, c + R] with R
 Induction gives R ≤ the IBP radius: |W A| r ≤ |W| |A| r, and [0, u] is IBP's own image.
 
 Until the first ReLU A is the same for every sample, and is computed once per call, not once per
-sample; the per-sample radii only enter when R is evaluated.
+sample; the per-sample radii only enter when R is evaluated. Behind convolutions A is kept as the
+window of input pixels that a neuron sees (``hbox_windows``), and otherwise in full (``hbox_dense``).
 """
 
 from __future__ import annotations
@@ -23,37 +24,29 @@ from torch import Tensor
 
 from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.engine.graph import AffineMap, Node
+from gls_lirpa.engine.hbox_dense import Coefficients, Dense
+from gls_lirpa.engine.hbox_windows import Windows
 
 
 @dataclass(frozen=True)
 class _Zonotope:
-    """Centre (B, *s), coefficients (1 or B, N, *s) and box radius (B, *s), or None where it is 0."""
+    """Centre (B, *s), coefficients of the error terms, and box radius (B, *s), or None where it is 0."""
 
     center: Tensor
-    coefficients: Tensor
+    coefficients: Coefficients
     radius: Tensor | None
 
     def interval(self, input_radius: Tensor) -> tuple[Tensor, Tensor]:
-        total = _total_radius(self.coefficients, input_radius).reshape(self.center.shape)
+        total = self.coefficients.total_radius(input_radius)
         if self.radius is not None:
             total = total + self.radius
         return self.center - total, self.center + total
 
 
-def _total_radius(coefficients: Tensor, input_radius: Tensor) -> Tensor:
-    """Σᵢ |Aᵢ| rᵢ for every sample: (B, prod(s))."""
-    flat = coefficients.flatten(2).abs()
-    if len(flat) == 1:
-        return input_radius @ flat[0]
-    return torch.bmm(input_radius.unsqueeze(1), flat).squeeze(1)
-
-
-def _affine(value: _Zonotope, apply: AffineMap) -> _Zonotope:
-    a = value.coefficients
-    mapped = apply(a.flatten(0, 1), False, False)
+def _affine(value: _Zonotope, node: Node, apply: AffineMap) -> _Zonotope:
     return _Zonotope(
         apply(value.center, False, True),
-        mapped.reshape(*a.shape[:2], *mapped.shape[1:]),
+        value.coefficients.through(node, apply),
         None if value.radius is None else apply(value.radius, True, False),
     )
 
@@ -62,7 +55,7 @@ def _sum(first: _Zonotope, second: _Zonotope, sign: int) -> _Zonotope:
     radii = [r for r in (first.radius, second.radius) if r is not None]
     return _Zonotope(
         first.center + sign * second.center,
-        first.coefficients + sign * second.coefficients,
+        first.coefficients.plus(second.coefficients, sign),
         sum(radii[1:], radii[0]) if radii else None,
     )
 
@@ -73,11 +66,7 @@ def _relu(value: _Zonotope, lower: Tensor, upper: Tensor) -> _Zonotope:
     unstable = ~(active | (upper <= 0))
     half = torch.where(unstable, upper / 2, 0.0)
     radius = half if value.radius is None else half + torch.where(active, value.radius, 0.0)
-    return _Zonotope(
-        torch.where(active, value.center, half),
-        value.coefficients * active.unsqueeze(1).to(value.coefficients.dtype),
-        radius,
-    )
+    return _Zonotope(torch.where(active, value.center, half), value.coefficients.scaled(active.to(lower.dtype)), radius)
 
 
 def _specified(value: _Zonotope, node: Node | None, spec: Tensor) -> _Zonotope:
@@ -90,17 +79,16 @@ def _specified(value: _Zonotope, node: Node | None, spec: Tensor) -> _Zonotope:
         matrix, offset = spec, 0.0
     return _Zonotope(
         (matrix @ value.center.unsqueeze(-1)).squeeze(-1) + offset,
-        value.coefficients @ matrix.transpose(1, 2),
+        value.coefficients.contracted(matrix),
         None if value.radius is None else (matrix.abs() @ value.radius.unsqueeze(-1)).squeeze(-1),
     )
 
 
-def hbox_bounds(nodes: Sequence[Node], box: Box, spec: Tensor) -> Bounds:
-    """Bounds of ``spec`` · f over ``box``, and of every pre-activation."""
+def hbox_bounds(nodes: Sequence[Node], box: Box, spec: Tensor, *, windows: bool = True) -> Bounds:
+    """Bounds of ``spec`` · f over ``box``, and of every pre-activation; without ``windows`` all in full."""
     center = box.center
-    input_radius = ((box.upper - box.lower) / 2).flatten(1)
-    inputs = center[0].numel()
-    identity = torch.eye(inputs, dtype=center.dtype, device=center.device).reshape(1, inputs, *center.shape[1:])
+    input_radius = (box.upper - box.lower) / 2
+    identity: Coefficients = Windows.identity(center) if windows and center.dim() == 4 else Dense.identity(center)
     values: dict[str, _Zonotope] = {}
     intermediate: dict[str, tuple[Tensor, Tensor]] = {}
     last = nodes[-1]
@@ -120,7 +108,7 @@ def _propagate(
     values: dict[str, _Zonotope],
     intermediate: dict[str, tuple[Tensor, Tensor]],
     center: Tensor,
-    identity: Tensor,
+    identity: Coefficients,
     input_radius: Tensor,
 ) -> _Zonotope:
     if node.kind == "input":
@@ -134,4 +122,4 @@ def _propagate(
         return _sum(value, values[node.inputs[1]], node.signs[1])
     if node.affine is None:
         raise TypeError(f"node {node.name!r} of kind {node.kind!r} has no affine map")
-    return _affine(value, node.affine)
+    return _affine(value, node, node.affine)
