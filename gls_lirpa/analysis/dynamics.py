@@ -25,6 +25,12 @@ class RunCurve:
     certified: list[float]
     held_out: str
 
+    @property
+    def annealed(self) -> float:
+        """The first epoch that ended with the largest radius: only from here on losses of runs are comparable."""
+        full = (1 - 1e-3) * max(self.eps)
+        return next((epoch for epoch, eps in zip(self.epochs, self.eps, strict=True) if eps >= full), self.epochs[-1])
+
 
 @dataclass(frozen=True)
 class Dynamics:
@@ -42,7 +48,7 @@ def training_dynamics(paths: Sequence[Path], *, labels: Sequence[str] | None = N
     """Read the metrics of run folders, finished or not.
 
     A run is labelled by its method (``robust·crown·rgs``), followed by its folder's name where two have the same,
-    unless ``labels`` are given. A run of ε annealing is comparable by its loss only where the radii agree.
+    unless ``labels`` are given.
 
     >>> import tempfile
     >>> from gls_lirpa.training.config import TrainConfig

@@ -26,8 +26,14 @@ LOOKS = (
 )
 """Colour (told apart by colour-blind readers too), line and marker of the first, second, … curve."""
 
+PLACES = {"ibp": 0, "hbox": 1, "crown-ibp": 2, "crown": 3, "alpha-crown": 4, "alpha-crown-step": 5}
+"""A relaxation looks the same in every picture, whichever others are drawn with it."""
+
 BAND = 1.96
 """Standard errors on either side of a mean that hold 95 % of it."""
+
+WIDE = 30.0
+"""Losses whose largest is more than this times the smallest are drawn on a logarithmic axis."""
 
 MARKERS = 10
 """Markers per curve: enough to recognise it."""
@@ -49,10 +55,10 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
     figure = _figure(height=4.5 if len(sigmas) <= 4 else 2.2 * math.ceil(len(sigmas) / 2))
     panels = figure.subplots(math.ceil(len(sigmas) / columns), columns, sharex=True, sharey=True, squeeze=False)
     for panel, sigma in zip(panels.flat, sigmas, strict=False):
-        for name in relaxations:
+        for index, name in enumerate(relaxations):
             curve = landscape.curve(name, sigma)
             values, errors = np.array(curve.values), BAND * np.array(curve.errors)
-            look = _look(relaxations.index(name), len(values))
+            look = _look(PLACES.get(name, index), len(values))
             panel.plot(landscape.positions, values, label=name, **look)
             if np.any(errors > 0):
                 bounds = (values - errors, values + errors)
@@ -93,8 +99,8 @@ def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
             heights = [getattr(landscape.curve(name, sigma).scores, score) for sigma in sigmas]
             # A convex curve's deviation is 0, which a logarithmic axis cannot show.
             positive = [height if height > 0 else math.nan for height in heights]
-            panel.plot(places, positive, label=name, **_look(index, len(sigmas)))
-        panel.set_yscale("log")
+            panel.plot(places, positive, label=name, **_look(PLACES.get(name, index), len(sigmas)))
+        _whole_decades(panel)
         panel.set_title(label, fontsize=9)
         panel.set_xticks(list(places), ["0" if s == 0 else f"{s:.3g}" for s in sigmas], rotation=45, fontsize=8)
         panel.set_xlabel("σ", fontsize=9)
@@ -121,15 +127,13 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
         axes.plot(radii, shares, label="PGD (upper limit)", color="0.6", linestyle="-", linewidth=2.5)
     for index, (name, shares) in enumerate(tightness.certified.items()):
         area = f" (area {tightness.areas[name]:.3f})" if name in tightness.areas else ""
-        axes.plot(radii, [100 * share for share in shares], label=name + area, **_look(index, number))
-    axes.axhline(100 * tightness.natural, color="0.4", linewidth=0.8)
-    axes.annotate("natural accuracy", (radii[-1], 100 * tightness.natural), ha="right", va="top", fontsize=8)
+        axes.plot(radii, [100 * share for share in shares], label=name + area, **_look(PLACES.get(name, index), number))
+    axes.axhline(100 * tightness.natural, color="0.3", linewidth=0.8, label="natural")
     axes.set_xlabel("radius ε")
     axes.set_ylabel(f"certified accuracy [%], {tightness.samples} samples")
-    axes.set_ylim(0, 102)
+    axes.set_ylim(-3, 103)
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize=9)
-    axes.set_title(title, fontsize=10)
+    _legend_above(figure, axes, title, columns=3)
     _save(figure, file)
 
 
@@ -149,10 +153,15 @@ def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
         for index, (sigma, values) in enumerate(curves.items()):
             label = "original" if sigma == 0 else f"σ = {sigma:.3g}"
             look = {**_look(index, len(values)), "marker": ""}
-            panel.plot(toy.weights, _broken_at_jumps(values) if sigma == 0 else values, label=label, **look)
+            points = _broken_at_jumps(toy.weights, values) if sigma == 0 else (toy.weights, values)
+            panel.plot(*points, label=label, **look)
         panel.set_title(toy.name, fontsize=10)
         panel.set_xlabel("weight w")
         panel.set_ylabel("loss")
+        low, high = min(map(min, curves.values())), max(toy.original)
+        # Strong smoothing near a steep wall would make the rest of the picture flat.
+        room = high - low or 1.0
+        panel.set_ylim(low - 0.05 * room, high + 0.25 * room)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
@@ -160,7 +169,7 @@ def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
 
 
 def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
-    """Training loss (with the radius, where it is annealed) above, held-out certified accuracy below.
+    """Training loss above, held-out certified accuracy below; a grey line where annealing of the radius ends.
 
     >>> import tempfile
     >>> from gls_lirpa.analysis import RunCurve
@@ -176,14 +185,20 @@ def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
         look = _look(index, len(run.epochs))
         upper.plot(run.epochs, run.loss, label=run.label, **look)
         lower.plot(run.epochs, run.certified, **look)
-    upper.set_yscale("log")
+    losses = [loss for run in dynamics.runs for loss in run.loss if loss > 0]
+    if losses and max(losses) > WIDE * min(losses):
+        upper.set_yscale("log")
     upper.set_ylabel("training loss")
     held_out = sorted({run.held_out for run in dynamics.runs})
     lower.set_ylabel(f"certified on {', '.join(held_out)} [%]")
     lower.set_xlabel("epoch")
     lower.set_ylim(0, 100)
+    annealed = sorted({run.annealed for run in dynamics.runs if run.annealed > run.epochs[0]})
     for panel in (upper, lower):
         panel.grid(alpha=0.3)
+        for epoch in annealed:
+            label = "ε is full" if panel is upper and epoch == annealed[0] else None
+            panel.axvline(epoch, color="0.5", linewidth=1, linestyle=(0, (2, 2)), label=label)
     _legend_above(figure, upper, title)
     _save(figure, file)
 
@@ -212,19 +227,26 @@ def _look(index: int, points: int) -> dict[str, Any]:
     }
 
 
-def _broken_at_jumps(values: list[float]) -> list[float]:
-    """NaN after a jump, so that no vertical line is drawn where the function has no values."""
-    differences = np.abs(np.diff(values))
-    typical = float(np.median(differences))
-    broken = list(values)
-    for i in np.flatnonzero(differences > max(20 * typical, 0.2)):
-        broken[i + 1] = math.nan
-    return broken
+def _broken_at_jumps(weights: Sequence[float], values: Sequence[float]) -> tuple[Any, Any]:
+    """The points of a curve with a NaN at each jump, where a line would show values that do not exist."""
+    steps = np.abs(np.diff(values))
+    jumps = np.flatnonzero(steps > max(20 * float(np.median(steps)), 0.2)) + 1
+    return np.insert(np.array(weights), jumps, math.nan), np.insert(np.array(values), jumps, math.nan)
 
 
-def _legend_above(figure: Any, panel: Any, title: str) -> None:
+def _whole_decades(panel: Any) -> None:
+    """A logarithmic axis from one power of ten to another, so that only those need labels."""
+    heights = [h for line in panel.get_lines() for h in line.get_ydata() if h > 0]
+    panel.set_yscale("log")
+    if heights:
+        low, high = math.floor(math.log10(min(heights))), math.ceil(math.log10(max(heights)))
+        panel.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
+
+
+def _legend_above(figure: Any, panel: Any, title: str, *, columns: int = 4) -> None:
     handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 4), fontsize=9, title=title)
+    ncols = min(len(labels), columns)
+    figure.legend(handles, labels, loc="outside upper center", ncols=ncols, fontsize=9, title=title, frameon=False)
 
 
 def _save(figure: Any, file: Path) -> None:

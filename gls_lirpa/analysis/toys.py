@@ -52,7 +52,7 @@ def jump_toy(*, sigmas: Sequence[float] = (0.25, 0.5, 1.0), points: int = 201, r
     """
     weights = _grid(points, reach)
     smoothed = {float(s): smoothed_jump(weights, sigma=s).tolist() for s in sigmas}
-    return Toy("jump", weights.tolist(), _bounds_over_bias(weights), smoothed)
+    return Toy("CROWN bound of ReLU(x + w) + 1", weights.tolist(), _bounds_over_bias(weights), smoothed)
 
 
 def smoothed_jump(weights: Floats, *, sigma: float) -> Floats:
@@ -66,7 +66,7 @@ def smoothed_jump(weights: Floats, *, sigma: float) -> Floats:
     return 1.0 + (weights - 1.0) * _normal_cdf(weights / sigma) + sigma * _normal_density(weights / sigma)
 
 
-def valley_toy(*, sigmas: Sequence[float] = (0.25, 0.5, 1.0), points: int = 601, reach: float = 3.0) -> Toy:
+def valley_toy(*, sigmas: Sequence[float] = (0.25, 0.5, 1.0), points: int = 421, reach: float = 2.1) -> Toy:
     """A loss with a bad local minimum: gradient descent from the left stays in the basin w in [−1.5, 0].
 
     The best weight is 1. Smoothing with 0.25 keeps the bad minimum. 0.5 removes it and hardly moves the best
@@ -79,7 +79,7 @@ def valley_toy(*, sigmas: Sequence[float] = (0.25, 0.5, 1.0), points: int = 601,
     weights = _grid(points, reach)
     loss = PiecewiseLinear(corners=(-0.75, 0.0, 1.0, 2.0), slopes=(-1 / 3, 1 / 3, -1.0, 1.0, 8.0), start=0.75)
     smoothed = {float(s): loss.smoothed(weights, sigma=s).tolist() for s in sigmas}
-    return Toy("valley", weights.tolist(), loss(weights).tolist(), smoothed)
+    return Toy("loss with a bad local minimum", weights.tolist(), loss(weights).tolist(), smoothed)
 
 
 @dataclass(frozen=True)
