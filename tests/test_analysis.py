@@ -200,6 +200,7 @@ def test_dynamics_reads_finished_epochs_of_runs(tmp_path: Path) -> None:
     assert found.runs[1].epochs == [1.0, 2.0, 3.0]
     assert found.runs[1].certified == [10.0, 20.0, 30.0]
     assert found.runs[1].held_out == "val"
+    assert found.runs[1].annealed == 3.0
     assert json.loads(json.dumps(found.to_dict()))["runs"][0]["loss"] == [3.0, 2.0]
 
 
