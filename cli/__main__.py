@@ -11,6 +11,7 @@ import click
 COMMANDS = {
     "train": "Train a network with certified training.",
     "certify": "Certify a network sample by sample, or decide properties of it.",
+    "bench": "Run a suite of trainings and certifications and write its report.",
     "export": "Write a network as ONNX and its properties as VNN-LIB.",
     "doctor": "Check the installation by computing small bounds.",
 }

@@ -77,13 +77,14 @@ def certify_job(
     data_root: str | None = None,
     net: str | None = None,
     command: str = "",
+    quiet: bool = False,
 ) -> Summary:
     """Certify the network of a run or a file, or go on with it, and close with a table and a picture.
 
     ``dataset``: for a network file, see :func:`gls_lirpa.exchange.targets.load_target`. ``command`` is
     what the user is told to repeat after an interruption.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, quiet=quiet)
     if workers < 1:
         raise ConfigError(f"expected workers >= 1, got {workers}")
     target = load_target(path, dataset=dataset, data_root=data_root, net=net)
@@ -128,7 +129,7 @@ def certify_job(
     summary.write(folder_path)
     write_table(records, folder_path / "records.csv")
     draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
-    Console().print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
+    Console(quiet=quiet).print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
     console.print(f"records, summary and picture: {folder_path}", highlight=False)
     return summary
 

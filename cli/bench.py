@@ -1,0 +1,42 @@
+"""``glscert bench``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command(short_help="Run a suite of trainings and certifications and write its report.")
+@click.argument("suite", required=False)
+@click.option("--list", "show", is_flag=True, help="List the suites.")
+@click.option("--out", type=click.Path(path_type=Path), help="Suite folder (default: bench/<suite>).")
+@click.option("--run", type=click.Path(path_type=Path), help="Study this trained run (landscape, tightness).")
+@click.option("--net", help="Allow the run's file.py:factory to be executed.")
+@click.option("--workers", type=int, help="Runs at a time, on Ray (default: one per core; one on a GPU).")
+@click.option("--epochs-scale", type=float, default=1.0, help="Shorten every training, e.g. 0.1.")
+@click.option("--samples", type=int, help="Certified test images per run; perturbations in a landscape.")
+@click.option("--seeds", type=int, help="Number of seeds.")
+@click.option("--data-root", help="Where the datasets' files lie (default: data).")
+@click.option("--device", help="cpu, cuda, cuda:1, …")
+@click.option("--dry-run", is_flag=True, help="List the runs with an estimate of time, and do nothing.")
+@click.option("--report-only", is_flag=True, help="Write the report of what is there, and run nothing.")
+def bench(suite: str | None, show: bool, **options: Any) -> None:
+    """Run SUITE: ordinary trainings and certifications, then a report.
+
+    Calling the same command again skips what is complete, resumes what was interrupted and repeats what
+    failed. The report is report.html (one self-contained page) with Markdown, CSV, JSON and PNG beside it.
+    """
+    from gls_lirpa.bench.job import bench_job, list_suites
+    from gls_lirpa.bench.suite import Budget
+    from gls_lirpa.certification.job import shell_command
+
+    if show:
+        list_suites()
+        return
+    if suite is None:
+        raise click.UsageError("expected a suite, e.g. `glscert bench paradox-digits`; --list shows all of them")
+    budget = Budget(options.pop("epochs_scale"), options.pop("samples"), options.pop("seeds"))
+    bench_job(suite, budget=budget, command=shell_command(["glscert", *sys.argv[1:]]), **options)

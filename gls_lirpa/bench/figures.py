@@ -1,0 +1,99 @@
+"""Pictures of a suite's outcomes, readable without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gls_lirpa.bench.outcomes import Outcome
+from gls_lirpa.bench.statistics import estimate
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+FILLS = ("white", "0.65", "black")
+HATCHES = ("", "///", "xxx", "...")
+
+
+def new_figure(width: float, height: float) -> tuple[Any, Any]:
+    """A figure with one pair of axes, drawn without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def draw_fronts(outcomes: Sequence[Outcome], file: Path, *, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Natural against certified accuracy: a marker for the relaxation, its filling for the estimator."""
+    figure, axes = new_figure(7, 4.6)
+    for marker, row in zip(MARKERS, rows, strict=False):
+        for fill, column in zip(FILLS, columns, strict=False):
+            own = [o for o in outcomes if o.done and (o.row, o.column) == (row, column)]
+            x, y = estimate(o.natural for o in own), estimate(o.certified for o in own)
+            if x is None or y is None:
+                continue
+            axes.errorbar(
+                x.mean,
+                y.mean,
+                xerr=x.std,
+                yerr=y.std,
+                fmt=marker,
+                markersize=8,
+                color="black",
+                markerfacecolor=fill,
+                ecolor="0.6",
+                elinewidth=0.9,
+                capsize=2,
+                label=f"{row} · {column}",
+            )
+    axes.set_xlabel("natural accuracy [%]")
+    axes.set_ylabel("certified accuracy [%]")
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(file, dpi=110)
+
+
+def draw_bars(
+    outcomes: Sequence[Outcome],
+    file: Path,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    quantity: str = "certified",
+) -> None:
+    """One group of bars per estimator, one bar per relaxation, whiskers of one standard deviation."""
+    figure, axes = new_figure(7, 4.0)
+    width = 0.8 / max(len(rows), 1)
+    tops: list[float] = []
+    lows: list[float] = []
+    for index, row in enumerate(rows):
+        for place, column in enumerate(columns):
+            own = [o for o in outcomes if o.done and (o.row, o.column) == (row, column)]
+            value = estimate(getattr(o, quantity) for o in own)
+            if value is None:
+                continue
+            shade = str(0.92 - 0.22 * index)
+            axes.bar(
+                place + (index - (len(rows) - 1) / 2) * width,
+                value.mean,
+                width,
+                yerr=value.std,
+                capsize=2,
+                color=shade,
+                edgecolor="black",
+                hatch=HATCHES[index % len(HATCHES)],
+                label=row if row not in axes.get_legend_handles_labels()[1] else None,
+            )
+            tops.append(value.mean + (value.std or 0.0))
+            lows.append(value.mean - (value.std or 0.0))
+    if tops:
+        margin = max(0.15 * (max(tops) - min(lows)), 0.5)
+        axes.set_ylim(max(0.0, min(lows) - margin), min(100.0, max(tops) + margin))
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), title="relaxation")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_ylabel(f"{quantity} accuracy [%], axis cut")
+    axes.grid(alpha=0.3, axis="y")
+    axes.set_axisbelow(True)
+    figure.savefig(file, dpi=110)

@@ -1,0 +1,157 @@
+"""Step times of every relaxation × estimator against plain auto_LiRPA in the same run; memory; actors."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gls_lirpa.bench.context import Context
+from gls_lirpa.bench.sections import Entry, Section, Table
+from gls_lirpa.engine.compat import load_lirpa
+from gls_lirpa.estimators import ESTIMATORS, PGPE
+from gls_lirpa.files import replace_file
+from gls_lirpa.losses import CertifiedLoss
+from gls_lirpa.models import build_model
+
+EPS = 0.1
+CLASSES = 10
+PLAIN = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
+"""What auto_LiRPA calls them; HBox is ours."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "grad": {},
+    "sam": {"rho": 0.01},
+    "rgs": {"sigma": 1e-3, "samples": 2},
+    "pgpe": {"sigma": 1e-3},
+}
+
+
+def plain_loss(model: nn.Module, method: str, x: Tensor, y: Tensor) -> Tensor:
+    """The robust loss straight from auto_LiRPA, on a module made for this call, as its examples write it."""
+    lirpa = load_lirpa()
+    bounded = lirpa.bounded_module(model, x[:1])
+    ball = lirpa.perturbation(norm=math.inf, x_L=(x - EPS).clamp(0, 1), x_U=(x + EPS).clamp(0, 1))
+    spec = torch.eye(CLASSES)[y][:, None] - torch.eye(CLASSES)
+    inputs = (lirpa.bounded_tensor(x, ball),)
+    lower = bounded.compute_bounds(x=inputs, C=spec, method=method, bound_upper=False)[0]
+    return F.cross_entropy(-lower, y)
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """The median time of a call after one to warm up."""
+    work()
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def _stepped(criterion: Callable[..., Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+
+    def run() -> None:
+        optimizer.zero_grad()
+        criterion(x, y).backward()
+        optimizer.step()
+
+    return run
+
+
+def measured(
+    *, net: str, shape: tuple[int, ...], batch: int, population: int, repeats: int, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Seconds per step by relaxation and estimator, seconds of the plain loss, two actors over one, peak memory."""
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(batch, *shape, generator=generator), torch.arange(batch) % CLASSES
+    steps: dict[str, dict[str, float]] = {}
+    plain: dict[str, float] = {}
+    relaxations = ("ibp", "hbox", "crown-ibp", "crown")
+    total = len(relaxations) * (len(OPTIONS) + 1) + 2
+    done = 0
+    for relaxation in relaxations:
+        model = build_model(net, in_shape=shape, classes=CLASSES, seed=0)
+        if relaxation in PLAIN:
+            loss = _stepped(lambda x, y, m=model, k=PLAIN[relaxation]: plain_loss(m, k, x, y), model, x, y)
+            plain[relaxation] = seconds(loss, repeats)
+        done += 1
+        progress(done, total)
+        steps[relaxation] = {}
+        for estimator, options in OPTIONS.items():
+            given = {**options, "population": population} if estimator == "pgpe" else options
+            criterion = ESTIMATORS.get(estimator)(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
+            steps[relaxation][estimator] = seconds(_stepped(criterion, model, x, y), repeats)
+            done += 1
+            progress(done, total)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    actors = {}
+    for number in (1, 2):
+        model = build_model(net, in_shape=shape, classes=CLASSES, seed=0)
+        loss_ = CertifiedLoss(model, "crown", eps=EPS)
+        with PGPE(loss_, model, sigma=1e-3, population=4 * population, actors=number) as pgpe:
+            actors[str(number)] = seconds(_stepped(pgpe, model, x, y), repeats)
+        done += 1
+        progress(done, total)
+    return {
+        "net": net,
+        "batch": batch,
+        "population": population,
+        "steps": steps,
+        "plain": plain,
+        "actors": actors,
+        "memory_gib": memory,
+    }
+
+
+def speed_sections(context: Context) -> list[Section]:
+    """Measure (always anew) and tabulate."""
+    result = context.watched("speed", lambda progress: measured(**context.suite.settings, progress=progress))
+    replace_file(context.out / "speed.json", (json.dumps(result, indent=2) + "\n").encode())
+    return sections_of(result)
+
+
+def sections_of(result: dict[str, Any]) -> list[Section]:
+    """The tables of one measurement."""
+    population = result["population"]
+    evaluations = {"grad": 1, "sam": 2, "rgs": 2, "pgpe": population}
+    names = [*OPTIONS]
+    step_rows, rate_rows = [], []
+    for relaxation, times in result["steps"].items():
+        plain = result["plain"].get(relaxation)
+        shown = "–" if plain is None else f"{1e3 * plain:.0f}"
+        ratio = "–" if plain is None else f"{plain / times['grad']:.2f}"
+        cells = [relaxation, shown, *(f"{1e3 * times[name]:.0f}" for name in names), ratio]
+        step_rows.append(tuple(Entry(text) for text in cells))
+        rates = [f"{evaluations[name] / times[name]:.1f}" for name in names]
+        rate_rows.append(tuple(Entry(text) for text in (relaxation, *rates)))
+    actors = result["actors"]
+    text = (
+        f"{result['net']}, batch {result['batch']}, population {population}, one thread; median wall clock after a "
+        f"warm-up, all in one run. Peak memory of the process: {result['memory_gib']:.2f} GiB. "
+        f"PGPE with crown and population {4 * population}: one actor {actors['1']:.2f} s, two actors "
+        f"{actors['2']:.2f} s a step, {actors['1'] / actors['2']:.2f} times as fast."
+    )
+    header = ("relaxation", "plain auto_LiRPA", *names, "plain / grad")
+    note = (
+        "Milliseconds per step (loss, gradient, update). Plain: a BoundedModule made for the batch, as in auto_LiRPA's "
+        "examples, with our faster convolution already in it."
+    )
+    return [
+        Section(
+            "Speed",
+            (text,),
+            (
+                Table("steps", header, tuple(step_rows), note=note),
+                Table("evaluations", ("relaxation", *names), tuple(rate_rows), note="Loss evaluations per second."),
+            ),
+        )
+    ]

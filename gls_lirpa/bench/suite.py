@@ -1,0 +1,162 @@
+"""A suite is data: cells (one run each, for every seed), how they are certified, and a renderer's name."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gls_lirpa.bench.paper import PaperRow, slug
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.training.config import TrainConfig
+from gls_lirpa.training.job import make_config
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place in a suite's table: what ``glscert train`` is given there.
+
+    ``start`` names the cell whose network this one starts from; a cell with ``once`` is trained with
+    the first seed alone and serves all seeds.
+    """
+
+    group: str
+    row: str
+    column: str
+    options: Fields
+    start: str | None = None
+    once: bool = False
+    paper: PaperRow | None = None
+
+    @property
+    def key(self) -> str:
+        return slug(self.group, self.row, self.column)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cells, seeds, the number of certified test images with the seconds for each, and a renderer."""
+
+    name: str
+    summary: str
+    cells: tuple[Cell, ...] = ()
+    seeds: tuple[int, ...] = (0,)
+    samples: int | None = None
+    timeout: float = 60.0
+    renderer: str = "table"
+    settings: Fields = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much of a suite to do; what differs from the suite's own is told in the report."""
+
+    epochs_scale: float = 1.0
+    samples: int | None = None
+    seeds: int | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.epochs_scale) or self.epochs_scale <= 0:
+            raise ConfigError(f"expected --epochs-scale > 0, got {self.epochs_scale}")
+        for name, value in (("--samples", self.samples), ("--seeds", self.seeds)):
+            if value is not None and value < 1:
+                raise ConfigError(f"expected {name} >= 1, got {value}")
+
+    def changes(self, suite: Suite) -> list[str]:
+        """What is done otherwise than the suite says.
+
+        >>> Budget(seeds=1).changes(Suite("s", "", seeds=(0, 1, 2)))
+        ['1 seed instead of 3']
+        """
+        found = []
+        if suite.cells and self.epochs_scale != 1:
+            found.append(f"epochs and schedules × {self.epochs_scale:g}")
+        if self.samples is not None and self.samples != suite.samples:
+            found.append(f"{self.samples} samples instead of {suite.samples or 'the whole split'}")
+        if self.seeds is not None and self.seeds != len(suite.seeds):
+            found.append(f"{self.seeds} seed{'s' * (self.seeds > 1)} instead of {len(suite.seeds)}")
+        return found
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One train + certify: where it stands in the table, its configuration, and what must precede it."""
+
+    cell: Cell
+    seed: int
+    config: TrainConfig
+    needs: str | None
+    samples: int | None
+    timeout: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.key}-s{self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        return out / "runs" / self.name
+
+
+def planned_runs(suite: Suite, budget: Budget, *, out: Path, changes: Fields) -> list[PlannedRun]:
+    """All runs of a suite, every one after the run that it starts from.
+
+    ``changes`` are options that apply to every run, such as the data folder and the device.
+    """
+    seeds = suite.seeds if budget.seeds is None else tuple(range(suite.seeds[0], suite.seeds[0] + budget.seeds))
+    by_key = {cell.key: cell for cell in suite.cells}
+    return [
+        _planned(cell, seed, seeds[0], by_key, suite, budget, out, changes)
+        for cell in _ordered(suite)
+        for seed in (seeds[:1] if cell.once else seeds)
+    ]
+
+
+def _ordered(suite: Suite) -> Iterator[Cell]:
+    starts = {cell.start for cell in suite.cells}
+    yield from (cell for cell in suite.cells if cell.key in starts)
+    yield from (cell for cell in suite.cells if cell.key not in starts)
+
+
+def _planned(
+    cell: Cell,
+    seed: int,
+    first: int,
+    by_key: dict[str, Cell],
+    suite: Suite,
+    budget: Budget,
+    out: Path,
+    changes: Fields,
+) -> PlannedRun:
+    needs = None
+    options = {**cell.options, **changes, "seed": seed}
+    if cell.start is not None:
+        start = by_key[cell.start]
+        needs = f"{start.key}-s{first if start.once else seed}"
+        options["init_from"] = str(out / "runs" / needs)
+    config = scaled(make_config(options), budget.epochs_scale)
+    samples = suite.samples if budget.samples is None else budget.samples
+    return PlannedRun(cell, seed, config, needs, samples, suite.timeout)
+
+
+def scaled(config: TrainConfig, factor: float) -> TrainConfig:
+    """The same run with all its times multiplied.
+
+    >>> short = scaled(TrainConfig(epochs=70, milestones=(50, 60)), 0.1)
+    >>> short.epochs, short.milestones
+    (7, (5.0, 6.0))
+    """
+    if factor == 1:
+        return config
+    return dataclasses.replace(
+        config,
+        epochs=max(1, round(factor * config.epochs)) if config.epochs else 0,
+        milestones=tuple(factor * epoch for epoch in config.milestones),
+        eps_warmup_epochs=factor * config.eps_warmup_epochs,
+        eps_anneal_epochs=factor * config.eps_anneal_epochs,
+        average_from=None if config.average_from is None else factor * config.average_from,
+    )
