@@ -49,9 +49,8 @@ def interval(model: nn.Sequential, box: Box, spec: Tensor, shrinkage: float = 1.
     layers = [layer for layer in model if not isinstance(layer, nn.Flatten)]
     for layer in layers[:-1]:
         if isinstance(layer, nn.ReLU):
+            high = torch.where((low < 0) & (high > 0), shrinkage * high, high)
             low, high = low.clamp(min=0), high.clamp(min=0)
-            middle, radius = (low + high) / 2, shrinkage * (high - low) / 2
-            low, high = middle - radius, middle + radius
         else:
             plus, minus = layer.weight.clamp(min=0), layer.weight.clamp(max=0)
             low, high = low @ plus.T + high @ minus.T + layer.bias, high @ plus.T + low @ minus.T + layer.bias

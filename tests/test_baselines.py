@@ -63,10 +63,11 @@ def test_sabr_against_its_definition(lam: float, shrinkage: float) -> None:
     eps = 0.2
     options = {"lam": lam, "steps": 4, "shrinkage": shrinkage}
     loss = CertifiedLoss(model, "ibp", eps=eps, loss="sabr", **options)(x, y, generator=seeded())
-    outer = (1 - lam) * eps
-    region = Box((x - outer).clamp(0, 1), (x + outer).clamp(0, 1))
-    center = pgd_points(model, x, y, region, steps=4, generator=seeded())
-    box = Box((center - lam * eps).clamp(0, 1), (center + lam * eps).clamp(0, 1))
+    low, high = (x - eps).clamp(0, 1), (x + eps).clamp(0, 1)
+    point = pgd_points(model, x, y, Box(low, high), steps=4, generator=seeded())
+    tau = lam * (high - low) / 2
+    center = point.clamp(low + tau, high - tau)
+    box = Box(center - tau, center + tau)
     margins = interval(model, box, margin_spec(y, 3, x.dtype), shrinkage)
     expected = torch.log1p(torch.exp(-margins).sum(1)).mean()
     assert loss.item() == pytest.approx(expected.item(), abs=EXACT)
@@ -81,17 +82,23 @@ def test_sabr_box_lies_in_the_whole_box() -> None:
     assert (box.lower >= whole.lower).all() and (box.upper <= whole.upper).all()
     inside = (x - 0.1 > 0) & (x + 0.1 < 1)
     assert torch.allclose((box.upper - box.lower)[inside], torch.tensor(0.08, dtype=x.dtype), atol=1e-12)
+    # Where the pixel range cuts the box, what is left shrinks by the same share.
+    assert torch.allclose(box.upper - box.lower, 0.4 * (whole.upper - whole.lower), atol=1e-12)
     # The centre is the attack's: it moved as far as it may in almost all coordinates.
     assert ((box.center - x).abs()[inside] > 0.059).double().mean() > 0.9
+    point = pgd_points(model, x, y, whole, steps=3, generator=seeded())
+    assert (box.lower <= point + 1e-12).all() and (point <= box.upper + 1e-12).all()
 
 
 def test_shrinkage_by_hand() -> None:
-    """z = 2p − 1 over p ∈ [0.25, 0.75] is [−½, ½], its ReLU [0, ½], shrunk by ½ [⅛, ⅜]; f = (h + 1, 0)."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2)).double()
-    for parameter, values in zip(model.parameters(), ([[2.0]], [-1.0], [[1.0], [0.0]], [1.0, 0.0]), strict=True):
+    """z = (2p − 1, 2p, −p) over p ∈ [¼, ¾]: an unstable ReLU's image [0, ½] becomes [0, ¼], those of the active
+    and the dead one stay [½, 1½] and 0; f = (h₁ + h₂ + h₃ + 1, 0)."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 2)).double()
+    weights = ([[2.0], [2.0], [-1.0]], [-1.0, 0.0, 0.0], [[1.0] * 3, [0.0] * 3], [1.0, 0.0])
+    for parameter, values in zip(model.parameters(), weights, strict=True):
         parameter.data.copy_(torch.tensor(values))
     x = torch.tensor([[0.5]], dtype=torch.float64)
-    for label, margin in ((0, 1 + 1 / 8), (1, -1 - 3 / 8)):
+    for label, margin in ((0, 1 + 1 / 2), (1, -1 - 1 / 4 - 3 / 2)):
         criterion = CertifiedLoss(model, "ibp", eps=0.25, loss="sabr", lam=1.0, shrinkage=0.5)
         assert criterion(x, torch.tensor([label])).item() == pytest.approx(math.log1p(math.exp(-margin)), abs=EXACT)
 
@@ -247,15 +254,20 @@ def test_literature() -> None:
         ("sabr", "lam"): [0.4, 0.9, 0.1, 0.9, 0.4],
         ("mtl-ibp", "alpha"): [0.02, 0.5, 0.01, 0.6, 0.05],
         ("mtl-ibp", "radius"): [1, 1, 2, 1, 1.5],
+        ("mtl-ibp", "steps"): [1, 1, 8, 1, 1],
+        ("sabr", "shrinkage"): [1, 1, 0.8, 1, 1],
+        ("staps", "shrinkage"): [1, 1, 0.8, 1, 1],
         ("taps", "scale"): [4, 4, 4, 2, 8],
         ("staps", "scale"): [4, 4, 2, 2, 4],
-        ("staps", "lam"): [0.4, 0.9, 0.1, 0.9, 0.4],
+        ("staps", "lam"): [0.4, 0.6, 0.1, 0.9, 0.6],
     }
     for (loss, option), values in table.items():
         assert [literature_options(loss, *key)[option] for key in keys] == values
     for loss in LOSSES:
         for key in keys:
             LOSSES.get(loss).configured(literature_options(loss, *key))
+            assert "multi" not in literature_options(loss, *key), "one attack per class, TinyImageNet's 200 too"
+    assert LOSSES.get("taps").options["multi"] == LOSSES.get("staps").options["multi"] == 1
     assert "shrinkage" not in literature_options("sabr", "cifar10", 2 / 255, relaxation="crown")
     assert literature_options("sabr", "mnist", 0.2) == {}
     with pytest.raises(ConfigError, match="unknown loss"):

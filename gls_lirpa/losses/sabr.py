@@ -3,13 +3,14 @@
 Instead of the whole ε-box B_ε(x), SABR propagates a small box that is likely to hold the worst
 point. With the relative size λ ∈ [0, 1] and τ = λε,
 
-    x′ = PGD point of B_{ε−τ}(x),    loss = robust CE over B_τ(x′) ⊆ B_ε(x),
+    x* = PGD point of B_ε(x),    x′ = x* moved into B_{ε−τ}(x),    loss = robust CE over B_τ(x′) ⊆ B_ε(x).
 
-both intersected with the pixel range. λ = 1 is the full box (x′ = x), λ = 0 adversarial training.
-The result is no bound of the worst case unless λ = 1; it is a training signal.
+Where the pixel range cuts B_ε, τ is λ times what is left of its half-width: the published λ are for
+this form. λ = 1 is the full box, λ = 0 adversarial training. The result is no bound of the worst case
+unless λ = 1; it is a training signal.
 
-ReLU shrinkage c < 1 tightens further: behind every ReLU the box [l, u] becomes
-[m − c·r, m + c·r] with m = (l + u)/2, r = (u − l)/2. It is defined for boxes, so for IBP alone.
+ReLU shrinkage c < 1 tightens further: the image [0, u] of an unstable ReLU becomes [0, c·u], stable
+ones are left alone. It is defined for boxes, so for IBP alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gls_lirpa.attacks import project
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box, linf_box
+from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
@@ -30,29 +32,30 @@ from gls_lirpa.relaxations import Relaxation
 
 
 def small_box(batch: LossInput, *, lam: float, steps: int) -> Box:
-    """B_{λε}(x′) ∩ B_ε(x) ∩ [0, 1], x′ found by ``steps`` of PGD in B_{(1−λ)ε}(x)."""
+    """λ times B_ε(x) ∩ [0, 1], as near as fits in it to the point that ``steps`` of PGD find there."""
     lam = number("lam", lam, most=1.0)
-    whole_box = batch.box
+    box = batch.box
     if lam == 1.0:
-        return whole_box
-    center = batch.adversarial(linf_box(batch.x, (1.0 - lam) * batch.eps), steps=whole("steps", steps, least=1))
-    small = linf_box(center, lam * batch.eps)
-    # In exact arithmetic it lies in the ε-box already.
-    return Box(torch.maximum(small.lower, whole_box.lower), torch.minimum(small.upper, whole_box.upper))
+        return box
+    radius = lam * (box.upper - box.lower) / 2
+    point = batch.adversarial(box, steps=whole("steps", steps, least=1))
+    center = project(point, Box(box.lower + radius, box.upper - radius))
+    # In exact arithmetic it lies in the box already.
+    return Box(torch.maximum(center - radius, box.lower), torch.minimum(center + radius, box.upper))
 
 
 def relu_box(lower: Tensor, upper: Tensor, shrinkage: float = 1.0) -> Box:
-    """A ReLU's image of [lower, upper], shrunk around its centre.
+    """A ReLU's image of [lower, upper], shrunk towards 0 where the ReLU is unstable.
 
-    >>> box = relu_box(torch.tensor([-1.0]), torch.tensor([2.0]), 0.5)
-    >>> box.lower.item(), box.upper.item()
-    (0.5, 1.5)
+    >>> box = relu_box(torch.tensor([-1.0, 1.0]), torch.tensor([2.0, 2.0]), 0.5)
+    >>> box.lower.tolist(), box.upper.tolist()
+    ([0.0, 1.0], [1.0, 2.0])
     """
-    lower, upper = torch.relu(lower), torch.relu(upper)
+    image = Box(torch.relu(lower), torch.relu(upper))
     if shrinkage == 1.0:
-        return Box(lower, upper)
-    center, radius = (lower + upper) / 2, shrinkage * (upper - lower) / 2
-    return Box(center - radius, center + radius)
+        return image
+    unstable = (lower < 0) & (upper > 0)
+    return Box(image.lower, torch.where(unstable, shrinkage * image.upper, image.upper))
 
 
 def shrinking(relaxation: Relaxation, shrinkage: float) -> Relaxation:
@@ -114,6 +117,7 @@ def sabr(batch: LossInput, *, lam: float, steps: int, shrinkage: float) -> Tenso
     return with_gradient_or_refusal(batch, loss)
 
 
+# Eight steps and no restart are the authors' for every dataset.
 LOSSES.register(
     "sabr", Loss("sabr", sabr, bounds=True, options={"lam": 0.4, "steps": 8, "shrinkage": 1.0}, relaxation="ibp")
 )

@@ -5,9 +5,10 @@ STAPS over SABR's small box). In it, PGD through f₂ looks for the smallest mar
 
     z_j ≈ argmin over z ∈ [l, u] of f₂(z)_y − f₂(z)_j,    m_j = f₂(z_j)_y − f₂(z_j)_j,
 
-one attack per class (``multi=1``), or one point of large cross-entropy for all (``multi=0``, for many
-classes). m_j underestimates the worst case over [l, u], which itself overestimates that over the
-input box. If f₂ is affine a converged attack is exact, and m_j are IBP's margins.
+one attack per class (``multi=1``, in all published recipes, TinyImageNet's 200 classes included), or one
+point of large cross-entropy for all (``multi=0``). m_j underestimates the worst case over [l, u], which
+itself overestimates that over the input box. If f₂ is affine a converged attack is exact, and m_j are
+IBP's margins.
 
 **Gradient connector.** z_j is found by an attack, so its dependence on l and u is defined, per
 coordinate with width w = u − l and the threshold c ∈ (0, 1] of the rectified linear rule:
@@ -23,6 +24,8 @@ margins on the same input box, with the scale s of TAPS's gradient and a = s/(1 
     ∇L := 2a · L_I ∇L_T + 2(1 − a) · L_T ∇L_I.
 
 s = 1 is the product rule. PGPE sees the product alone: s and c only shape backpropagated gradients.
+The authors' code takes the product of the two batch means, and weights s : 1. Here it is taken per sample,
+so that splitting a batch changes nothing; 2a : 2(1 − a) is the same ratio, 2/(1 + s) times their gradient.
 """
 
 from __future__ import annotations
@@ -157,6 +160,7 @@ class LatentAttack:
             generator=torch.Generator().manual_seed(self.seed),
             objective=objective,
         )
+        # The authors leave the single point unconnected, so that f₁ sees IBP's gradient alone; here both are connected.
         return margins(connect(points, boxes, threshold=self.threshold)).reshape(spec.shape[:2])
 
     def latent_box(self, bounds: Bounds, model: nn.Module) -> Box:
@@ -230,11 +234,14 @@ def staps(
     return with_gradient_or_refusal(batch, loss)
 
 
+# Steps and restarts are the authors', 20 in the latent box and 10 for STAPS's point, as is the threshold.
 _OPTIONS = {"relus": 1, "scale": 4.0, "threshold": 0.5, "latent_steps": 20, "restarts": 1, "multi": 1}
 # Over the whole box (λ = 1) there is no point to look for: TAPS.
 _WHOLE_BOX = partial(staps, lam=1.0, steps=1, shrinkage=1.0)
 LOSSES.register("taps", Loss("taps", _WHOLE_BOX, bounds=True, options=_OPTIONS, relaxation="ibp"))
 LOSSES.register(
     "staps",
-    Loss("staps", staps, bounds=True, options={**_OPTIONS, "lam": 0.4, "steps": 8, "shrinkage": 1.0}, relaxation="ibp"),
+    Loss(
+        "staps", staps, bounds=True, options={**_OPTIONS, "lam": 0.4, "steps": 10, "shrinkage": 1.0}, relaxation="ibp"
+    ),
 )
