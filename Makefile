@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Ray keeps the authentication token of a process's first session: one process for each of these.
-RAY_TESTS := tests/test_actors.py tests/test_exchange_cli.py tests/test_training_gls.py
+RAY_TESTS := tests/test_actors.py tests/test_bench_ray.py tests/test_exchange_cli.py tests/test_training_gls.py
 
 .PHONY: setup dev demo test clean
 

@@ -36,7 +36,7 @@ class Context:
 
     def studied(self) -> Run | None:
         """The network under study with its data, where there is one with weights."""
-        if self.network is None or not (self.network / "weights.pt").exists():
+        if self.network is None or not any((self.network / name).exists() for name in ("weights.pt", "checkpoint.pt")):
             return None
         return load_run(self.network, data_root=self.data_root, net=self.net)
 

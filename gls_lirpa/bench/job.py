@@ -20,6 +20,7 @@ from gls_lirpa.bench.suite import Budget, PlannedRun, Suite, planned_runs
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.training.loop import Interrupted
+from gls_lirpa.training.runs import RunFolder, state_of
 
 STUDIES = ("tightness", "landscape")
 
@@ -37,7 +38,7 @@ def list_suites() -> None:
 
 
 def bench_job(
-    name: str,
+    suite: Suite | str,
     *,
     out: Path | None = None,
     run: Path | None = None,
@@ -51,9 +52,12 @@ def bench_job(
     command: str = "",
 ) -> Path | None:
     """Do what is missing of a suite and write its report; returns the page."""
-    suite = SUITES.get(name)
+    suite = SUITES.get(suite) if isinstance(suite, str) else suite
     if run is not None and suite.renderer not in STUDIES:
         raise ConfigError(f"--run is for {' and '.join(STUDIES)}: suite {suite.name!r} trains its own networks")
+    if run is not None:
+        RunFolder(run).config()
+        state_of(run)
     workers = workers if workers is not None else 1 if device and device != "cpu" else os.cpu_count() or 1
     if workers < 1:
         raise ConfigError(f"expected workers >= 1, got {workers}")
@@ -111,17 +115,18 @@ def show_plan(suite: Suite, budget: Budget, runs: list[PlannedRun], folder: Path
     console = Console()
     estimates = training_seconds(runs)
     screen = Screen(title=f"{suite.name} → {folder}", title_justify="left", box=None)
-    for column in ("run", "epochs", "starts from", "training", "state"):
-        screen.add_column(column, justify="right" if column in ("epochs", "training") else "left")
+    for column in ("setting", "method", "estimator", "seeds", "done", "epochs", "training of one"):
+        screen.add_column(column, justify="left" if column in ("setting", "method", "estimator") else "right")
     left = 0.0
-    for run in runs:
-        stored = read_outcome(run, folder)
-        state = "to do" if stored is None else stored.status
-        seconds = estimates[run.name]
-        if state != "done":
-            left += seconds or 0.0
+    for cell in suite.cells:
+        own = [run for run in runs if run.cell == cell]
+        stored = [read_outcome(run, folder) for run in own]
+        done = sum(outcome is not None and outcome.done for outcome in stored)
+        seconds = estimates[own[0].name] if own else None
+        left += (len(own) - done) * (seconds or 0.0)
         shown = "unknown" if seconds is None else _duration(seconds)
-        screen.add_row(run.name, str(run.config.epochs), run.needs or "", shown, state)
+        numbers = (len(own), done, own[0].config.epochs if own else 0)
+        screen.add_row(cell.group, cell.row, cell.column, *map(str, numbers), shown)
     console.print(screen)
     for change in budget.changes(suite):
         console.print(f"shortened: {change}", highlight=False)

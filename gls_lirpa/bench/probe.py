@@ -15,13 +15,13 @@ from gls_lirpa.errors import GLSError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Trainer
 
-PROBED_POPULATION = 2
+PROBED_POPULATION = 4
 
 
 def training_seconds(runs: Sequence[PlannedRun]) -> dict[str, float | None]:
     """Seconds of training of each run, by name; None where it could not be probed.
 
-    One step at full radius is timed for every different step, with PGPE's population shortened to two and
+    One step at full radius is timed for every different step, with PGPE's population shortened to four and
     its time multiplied. Certification is not included: it depends on the networks that come out.
     """
     known: dict[str, float | None] = {}
