@@ -18,6 +18,7 @@ from gls_lirpa.bench.suite import Budget, Cell, PlannedRun, Suite, planned_runs,
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.bench.tables import cell_table, matrix_table, verdict_table
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.files import take_lock
 from gls_lirpa.training.config import TrainConfig
 
 from .conftest import Glscert
@@ -233,6 +234,14 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     perform(_run(tmp_path), tmp_path, SilentReporter())
     with pytest.raises(ConfigError, match="holds a run with epochs 1, not 2"):
         check_folder(_run(tmp_path, epochs=2), tmp_path)
+
+
+def test_two_processes_do_not_share_a_suite_folder(glscert: Glscert, tmp_path: Path) -> None:
+    with (tmp_path / "suite.lock").open("a") as other:
+        take_lock(other, busy="unexpected")
+        result = glscert("bench", "paradox-digits", "--out", tmp_path, "--workers", 1)
+    assert result.code != 0
+    assert "another process is running a suite" in result.err
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gls_lirpa.bench.schedule import perform_all
 from gls_lirpa.bench.suite import Budget, PlannedRun, Suite, planned_runs
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.files import take_lock
 from gls_lirpa.training.loop import Interrupted
 from gls_lirpa.training.runs import RunFolder, state_of
 
@@ -71,7 +72,9 @@ def bench_job(
         show_plan(suite, budget, runs, folder, workers)
         return None
     _writable(folder)
-    outcomes = _outcomes(runs, folder, workers, console, report_only, command)
+    with (folder / "suite.lock").open("a") as lock:
+        take_lock(lock, busy=f"another process is running a suite in {str(folder)!r}")
+        outcomes = _outcomes(runs, folder, workers, console, report_only, command)
     network = _network(runs, run, folder)
     context = Context(suite, budget, tuple(runs), tuple(outcomes), folder, network, data_root, net, console)
     page = write_report(folder, suite, budget, runs, outcomes, RENDERERS[suite.renderer](context))

@@ -75,8 +75,8 @@ _paradox(
         "rgs": {**_DIGITS, "sigma": 1e-3, "samples": 2},
         "pgpe": {
             "epochs": 8,
-            "batch_size": 128,
-            "lr": 3e-3,
+            "batch_size": 64,
+            "lr": 1e-3,
             "lr_factor": 0.4,
             "milestones": (6, 7),
             "eps_shape": "none",
@@ -107,7 +107,7 @@ _paradox(
         "pgpe": {
             "epochs": 1,
             "batch_size": 64,
-            "lr": 5e-3,
+            "lr": 1e-3,
             "lr_factor": 0.4,
             "milestones": (0.7, 0.85),
             "eps_shape": "none",

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.files import replace_file
+from gls_lirpa.files import replace_file, take_lock
 
 VERDICTS = ("verified", "falsified", "misclassified", "unknown")
 
@@ -105,7 +105,7 @@ class RecordFolder:
         except OSError as error:
             raise ConfigError(f"output folder {str(path)!r} cannot be written: {error.strerror}") from error
         try:
-            self._lock()
+            take_lock(self._file, busy=f"another process is certifying into {str(self.path)!r}")
             self._read()
         except BaseException:
             self._file.close()
@@ -151,17 +151,6 @@ class RecordFolder:
                     f"{str(self.path)!r} holds records made with {key} {stored.get(key)}, not {content.get(key)}: "
                     "repeat those settings to resume, or choose another --out"
                 )
-
-    def _lock(self) -> None:
-        """Two processes must not append to the same records; the lock ends with the process."""
-        try:
-            import fcntl
-        except ImportError:  # not on Windows
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another process is certifying into {str(self.path)!r}") from error
 
     def _read(self) -> None:
         file = self.path / "records.jsonl"
