@@ -102,8 +102,8 @@ def matrix_table(
         tight = [Entry(f"{tightness[row]:.3f}" if tightness and row in tightness else NONE)] if tightness else []
         cells = [Entry(_number(found[row, column]), mark[column][row]) for column in columns]
         body.append((Entry(row), *tight, *cells))
-    header = ["relaxation", *(["tightness (AUC)"] if tightness else []), *columns]
-    return Table(quantity, tuple(header), tuple(body), note=f"{quantity} accuracy in per cent")
+    header = [f"{quantity} [%]", *(["tightness (AUC)"] if tightness else []), *columns]
+    return Table(quantity, tuple(header), tuple(body))
 
 
 def verdict_table(outcomes: Sequence[Outcome], *, tight: str, loose: str, estimators: Sequence[str]) -> Table:
