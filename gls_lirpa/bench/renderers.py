@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gls_lirpa.analysis.dynamics import training_dynamics
 from gls_lirpa.analysis.landscape import Landscape, loss_landscape
@@ -204,8 +204,8 @@ def ablation_sections(context: Context) -> list[Section]:
     return sections if run is None else [*sections, *_landscape(context, run)]
 
 
-def _names(names: object) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))  # type: ignore[call-overload, no-any-return]
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 RENDERERS: dict[str, Renderer] = {

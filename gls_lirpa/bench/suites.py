@@ -169,8 +169,8 @@ _table("pgpe-vs-rgs", "both estimators on cnn3-tiny, MNIST eps 0.1", "pgpe-vs-rg
 
 
 def _mnist_pgd(net: str = "cnn3") -> Cell:
-    options = {"dataset": "mnist", "eps": 0.1, "net": net, "epochs": 20, "milestones": (14, 18)}
-    return _pgd(f"mnist 0.1 {net}", {**options, "eps_anneal_epochs": 5, "l1": 0.0})
+    options = {"dataset": "mnist", "eps": 0.1, "net": net, "epochs": 10, "milestones": (7, 9)}
+    return _pgd(f"mnist 0.1 {net}", {**options, "eps_anneal_epochs": 2.0, "l1": 0.0})
 
 
 SUITES.register(
@@ -215,7 +215,7 @@ SUITES.register(
         (_mnist_pgd(), *_DYNAMICS),
         samples=200,
         renderer="landscape",
-        settings={"sigmas": SIGMAS, "samples": 128, "batch": 16, "step": 1 / 50, "points": 41},
+        settings={"sigmas": SIGMAS, "samples": 128, "batch": 4, "step": 1 / 50, "points": 41},
     ),
 )
 
