@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -478,6 +479,22 @@ def test_limits_are_recorded(register: Callable[[str, Answer], None]) -> None:
     assert (record.verdict, record.exhausted) == ("verified", False)
     (late,) = certify(constant(1.0, 0.0), x, y, eps=0.1, stages=["ibp"], timeout=1e-12)
     assert (late.verdict, late.stage, late.exhausted) == ("unknown", "natural", True)
+
+
+def test_a_stage_without_time_left_is_not_repeated_in_float64(register: Callable[[str, Answer], None]) -> None:
+    kinds: list[torch.dtype] = []
+
+    def slow(subject: Subject, samples: OpenSamples) -> Findings:
+        kinds.append(samples.x.dtype)
+        time.sleep(0.2)
+        return Findings(torch.zeros_like(samples.lower), [None] * len(samples), [True] * len(samples))
+
+    register("test-slow", slow)
+    x, y = images(1), torch.tensor([0])
+    for timeout, expected in ((60.0, [torch.float32, torch.float64]), (0.1, [torch.float32])):
+        kinds.clear()
+        (record,) = certify(constant(1.0, 0.0), x, y, eps=0.1, stages=["test-slow"], timeout=timeout)
+        assert (record.verdict, kinds) == ("unknown", expected)
 
 
 def test_the_network_is_never_modified() -> None:

@@ -103,7 +103,7 @@ class Cascade:
             return []
         self._absorb(stage.name, batch, part, findings.lower)
         broken = self._broken(stage, batch, part, findings)
-        self._recheck(stage, batch, part, findings, broken)
+        self._recheck(stage, batch, part, findings, broken, limit - (time.perf_counter() - started))
         share = (time.perf_counter() - started) / len(part)
         records = []
         for i, exhausted in zip(part.tolist(), findings.exhausted, strict=True):
@@ -162,9 +162,11 @@ class Cascade:
             self._contradiction(batch, i, stage, batch.lower[i], point)
 
     def _recheck(
-        self, stage: Stage, batch: Batch, part: Tensor, findings: Findings, broken: dict[int, Tensor]
+        self, stage: Stage, batch: Batch, part: Tensor, findings: Findings, broken: dict[int, Tensor], limit: float
     ) -> None:
-        """Compute bounds that are too close to zero again in float64, by the same stage."""
+        """Compute bounds that are too close to zero again in float64, by the same stage in the time left."""
+        if limit <= 0:
+            return
         bounded = torch.isfinite(findings.lower).any(1).tolist()
         candidates = [i for i, new in zip(part.tolist(), bounded, strict=True) if new and i not in broken]
         near = [i for i in candidates if batch.near_zero(i)]
@@ -172,15 +174,15 @@ class Cascade:
         if exact is None:
             return
         again = torch.tensor(near)
-        bounds = self._exact_bounds(stage, exact, batch, again)
+        bounds = self._exact_bounds(stage, exact, batch, again, limit)
         renewed = ~batch.proven[again] & torch.isfinite(bounds)
         # The float64 bound replaces the float32 one, which may be the larger of the two by rounding.
         batch.lower[again] = torch.where(renewed, bounds, batch.lower[again])
         batch.proven[again] |= renewed & (bounds > RECHECK_MARGIN * batch.tolerance[again])
 
-    def _exact_bounds(self, stage: Stage, exact: Subject, batch: Batch, part: Tensor) -> Tensor:
+    def _exact_bounds(self, stage: Stage, exact: Subject, batch: Batch, part: Tensor, limit: float) -> Tensor:
         try:
-            findings = stage(exact, batch.samples(part, torch.float64), timeout=self.settings.timeout)
+            findings = stage(exact, batch.samples(part, torch.float64), timeout=limit)
         except EngineError:  # the stage does not work in float64, so it proves nothing more
             return torch.full_like(batch.lower[part], -torch.inf)
         return self._sound(stage.name, batch, part, findings.lower)

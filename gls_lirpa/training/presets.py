@@ -71,7 +71,7 @@ _SETTINGS = (
     ("tinyimagenet", "1/255", 1 / 255, False),
 )
 _WARMUP = {"mnist": 0.5, "cifar10": 0.5, "tinyimagenet": 0.2}
-_L1 = {"0.1": 1e-6, "0.3": 1e-6, "2/255": 1e-6, "8/255": 1e-6, "1/255": 5e-5}
+_L1 = {"0.1": 1e-6, "0.3": 1e-6, "2/255": 1e-6, "8/255": 0.0, "1/255": 5e-5}
 _TUNED_LR = {"mnist": 5e-3, "cifar10": 2e-3, "tinyimagenet": 5e-4}
 
 
