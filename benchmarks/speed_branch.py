@@ -116,6 +116,7 @@ def verdicts(stage: Stage, subject: Subject, samples: OpenSamples, *, timeout: f
         else:
             lower = torch.where(sample.proven, sample.lower, answer.lower)
             found.append("verified" if float(lower.min()) > 1e-4 else "unknown")
+        print(f"{stage.name} {i + 1}/{len(samples)}: {found[-1]} in {seconds[-1]:.1f} s", flush=True)
     decided = len(found) - found.count("unknown")
     ordered = sorted(seconds)
     print(
