@@ -272,6 +272,9 @@ def test_tuned_preset_applies_when_dataset_and_eps_are_named() -> None:
     assert make_config({}).preset == "digits-0.1"
     assert tuned_preset("folder", None) is None
     assert get_preset("mnist-0.1", "grad")["preset"] == "mnist-0.1"
+    assert make_config({"dataset": "mnist", "estimator": "grad", "net": "cnn7-bn"}).lr == 5e-4
+    assert make_config({"dataset": "mnist", "estimator": "grad", "net": "cnn3-tiny"}).lr == 5e-3
+    assert make_config({"dataset": "mnist", "estimator": "grad", "net": "cnn5", "lr": 0.1}).lr == 0.1
 
 
 def test_configuration_file_and_options(tmp_path: Path) -> None:
