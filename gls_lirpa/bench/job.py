@@ -87,7 +87,7 @@ def bench_job(
 def _outcomes(
     runs: list[PlannedRun], folder: Path, workers: int, console: Console, report_only: bool, command: str
 ) -> list[Outcome]:
-    if report_only:
+    if report_only or not runs:
         return [read_outcome(run, folder) or missing(run) for run in runs]
     with SuiteProgress(console, runs, folder) as progress:
         try:

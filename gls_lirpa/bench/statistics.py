@@ -39,7 +39,8 @@ class Estimate:
     @property
     def interval(self) -> str:
         half = self.half_width
-        return f"{self.mean:+.2f}" + ("" if half is None else f" [{self.mean - half:+.2f}, {self.mean + half:+.2f}]")
+        mean = round(self.mean, 2) + 0.0  # no "-0.00"
+        return f"{mean:+.2f}" + ("" if half is None else f" [{self.mean - half:+.2f}, {self.mean + half:+.2f}]")
 
 
 def estimate(values: Iterable[float | None]) -> Estimate | None:
