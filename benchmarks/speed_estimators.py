@@ -11,29 +11,25 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import importlib
 import json
-import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gls_lirpa.engine.compat import load_lirpa
+from gls_lirpa.bench.speed import stepped
+from gls_lirpa.engine.plain import METHODS, plain_loss, torch_convolutions
 from gls_lirpa.estimators import GRAD, PGPE, RGS
 from gls_lirpa.losses import CertifiedLoss
 from gls_lirpa.models import build_model
 
 EPS = 0.1
 CLASSES = 10
-METHODS = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
 
 
 def cnn3() -> nn.Module:
@@ -44,29 +40,6 @@ def cnn3() -> nn.Module:
 def ours(relaxation: str = "crown") -> tuple[nn.Module, CertifiedLoss]:
     model = cnn3()
     return model, CertifiedLoss(model, relaxation, eps=EPS)
-
-
-def bare(model: nn.Module, relaxation: str, x: Tensor, y: Tensor) -> Tensor:
-    """The same loss straight from auto_LiRPA, with its default options, on a module made for this call."""
-    lirpa = load_lirpa()
-    bounded = lirpa.bounded_module(model, x[:1])
-    bounded.train()
-    ball = lirpa.perturbation(norm=math.inf, x_L=(x - EPS).clamp(0, 1), x_U=(x + EPS).clamp(0, 1))
-    spec = torch.eye(CLASSES)[y][:, None] - torch.eye(CLASSES)
-    inputs = (lirpa.bounded_tensor(x, ball),)
-    lower = bounded.compute_bounds(x=inputs, C=spec, method=METHODS[relaxation], bound_upper=False)[0]
-    return F.cross_entropy(-lower, y)
-
-
-@contextmanager
-def shipped_lirpa() -> Iterator[None]:
-    """auto_LiRPA with torch's own convolutions, as it comes."""
-    operators = importlib.import_module("auto_LiRPA.operators.convolution").__dict__
-    ours_, operators["F"] = operators["F"], F
-    try:
-        yield
-    finally:
-        operators["F"] = ours_
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:
@@ -112,23 +85,12 @@ def ratio(work: Callable[[], Any], reference: Callable[[], Any], repeats: int) -
     return statistics.median(found)
 
 
-def step(criterion: Callable[..., Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-
-    def run() -> None:
-        optimizer.zero_grad()
-        criterion(x, y).backward()
-        optimizer.step()
-
-    return run
-
-
 def rgs_ratios(repeats: int, size: int) -> list[Ratio]:
     model, loss = ours()
     x, y = batch(size)
-    grad = step(GRAD(loss, model), model, x, y)
-    plain = step(RGS(loss, model, sigma=1e-3, samples=2), model, x, y)
-    split = step(RGS(loss, model, sigma=1e-3, samples=2, split=True), model, x, y)
+    grad = stepped(GRAD(loss, model), model, x, y)
+    plain = stepped(RGS(loss, model, sigma=1e-3, samples=2), model, x, y)
+    split = stepped(RGS(loss, model, sigma=1e-3, samples=2, split=True), model, x, y)
     return [
         Ratio("RGS(2) step / GRAD step", ratio(plain, grad, repeats), 2.1),
         Ratio("split RGS(2) step / GRAD step", ratio(split, grad, repeats), 1.1),
@@ -144,8 +106,8 @@ def plain_loop(model: nn.Module, relaxation: str, population: int, x: Tensor, y:
         with torch.no_grad():
             for p in member.parameters():
                 p.add_(1e-3 * torch.randn(p.shape, generator=generator))
-        with shipped_lirpa():
-            losses.append(float(bare(member, relaxation, x, y).detach()))
+        with torch_convolutions():
+            losses.append(float(plain_loss(member, relaxation, x, y, eps=EPS, classes=CLASSES).detach()))
     return losses
 
 
@@ -159,7 +121,7 @@ def overhead(repeats: int, size: int, population: int) -> Ratio:
         spent[0] += time.process_time() - start
         return value
 
-    run = step(PGPE(timed, model, sigma=1e-3, population=population), model, *batch(size))
+    run = stepped(PGPE(timed, model, sigma=1e-3, population=population), model, *batch(size))
     run()
     found = []
     for _ in range(repeats):
@@ -174,7 +136,7 @@ def against_plain_loop(repeats: int, size: int, population: int) -> list[Ratio]:
     for relaxation in METHODS:
         model, loss = ours(relaxation)
         x, y = batch(size)
-        run = step(PGPE(loss, model, sigma=1e-3, population=population), model, x, y)
+        run = stepped(PGPE(loss, model, sigma=1e-3, population=population), model, x, y)
         loop = functools.partial(plain_loop, model, relaxation, population, x, y)
         speed = 1 / ratio(run, loop, repeats)
         found.append(Ratio(f"PGPE evaluations/s, ours / plain loop, {relaxation}", speed, 1.5, at_least=True))
@@ -187,7 +149,7 @@ def actor_ratio(repeats: int, size: int, population: int) -> Ratio:
     for actors in (1, 2):
         model, loss = ours()
         with PGPE(loss, model, sigma=1e-3, population=population, actors=actors) as pgpe:
-            run = step(pgpe, model, x, y)
+            run = stepped(pgpe, model, x, y)
             run()
             times[actors] = statistics.median(seconds(run, time.perf_counter) for _ in range(repeats))
     return Ratio("PGPE speed, two one-thread actors / one", times[1] / times[2], 1.7, at_least=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gls_lirpa.bench.execute import SilentReporter, check_folder, perform
-from gls_lirpa.bench.outcomes import Outcome, failed, missing, read_outcome
+from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.paper import paper_rows
 from gls_lirpa.bench.report import write_report
 from gls_lirpa.bench.sections import Section, marks
@@ -164,7 +164,7 @@ def test_paper_difference_failed_and_missing_cells() -> None:
     rows = {(row.method, row.estimator): row for row in paper_rows("1") if row.setting == "mnist 0.1 cnn3"}
     cells = [Cell("", name, "grad", {}, paper=rows[name, "grad"]) for name in ("ibp", "hbox", "crown")]
     run = PlannedRun(cells[1], 0, TrainConfig(), None, None, 1.0)
-    outcomes = [_outcome("ibp", "grad", 0, 92.23, natural=96.52), failed(run, "ConfigError: broken")]
+    outcomes = [_outcome("ibp", "grad", 0, 92.23, natural=96.52), without_result(run, "ConfigError: broken")]
     table = cell_table(Suite("s", "", tuple(cells)), outcomes)
     ibp, hbox, crown = ([entry.text for entry in row] for row in table.rows)
     at = table.header.index
@@ -179,8 +179,8 @@ def test_recorded_results_with_holes_make_a_whole_report(tmp_path: Path) -> None
     outcomes = [
         *_recorded(PARADOX),
         _outcome("hbox", "grad", 0, math.nan),
-        failed(runs[3], "NumericalError: loss is <nan> & more"),
-        missing(runs[4]),
+        without_result(runs[3], "NumericalError: loss is <nan> & more"),
+        without_result(runs[4], "not run yet", status="missing"),
     ]
     table = verdict_table(outcomes, tight="crown", loose="ibp", estimators=["grad", "pgpe", "rgs"])
     section = Section("Verdict & more", ("a < b",), (table, cell_table(suite, outcomes)))

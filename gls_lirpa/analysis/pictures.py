@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from gls_lirpa.analysis.dynamics import Dynamics
 from gls_lirpa.analysis.landscape import Landscape
 from gls_lirpa.analysis.tightness import Tightness
 from gls_lirpa.analysis.toys import Toy
-from gls_lirpa.files import replace_file
+from gls_lirpa.figures import new_figure, save_figure
 
 LOOKS = (
     ("#000000", "-", "o"),
@@ -52,7 +51,7 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
     """
     sigmas, relaxations = landscape.sigmas, landscape.relaxations
     columns = 1 if len(sigmas) == 1 else 2
-    figure = _figure(height=4.5 if len(sigmas) <= 4 else 2.2 * math.ceil(len(sigmas) / 2))
+    figure = new_figure(height=4.5 if len(sigmas) <= 4 else 2.2 * math.ceil(len(sigmas) / 2))
     panels = figure.subplots(math.ceil(len(sigmas) / columns), columns, sharex=True, sharey=True, squeeze=False)
     for panel, sigma in zip(panels.flat, sigmas, strict=False):
         for index, name in enumerate(relaxations):
@@ -71,7 +70,7 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
     figure.supxlabel(f"gradient steps t  (t = 1: lr {landscape.lr:.3g}, length {length:.2g})", fontsize=9)
     figure.supylabel("loss / loss at t = 0", fontsize=9)
     _legend_above(figure, panels.flat[0], title)
-    _save(figure, file)
+    save_figure(figure, file)
 
 
 def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
@@ -91,7 +90,7 @@ def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
         "nonconvexity": "deviation from convexity",
     }
     sigmas, relaxations = landscape.sigmas, landscape.relaxations
-    figure = _figure(width=8.0, height=3.6)
+    figure = new_figure(width=8.0, height=3.6)
     panels = figure.subplots(1, len(names))
     places = range(len(sigmas))
     for panel, (score, label) in zip(panels, names.items(), strict=True):
@@ -107,7 +106,7 @@ def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
         panel.tick_params(axis="y", labelsize=8)
         panel.grid(alpha=0.3)
     _legend_above(figure, panels[0], title)
-    _save(figure, file)
+    save_figure(figure, file)
 
 
 def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None:
@@ -119,7 +118,7 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
     >>> file.stat().st_size > 1000
     True
     """
-    figure = _figure()
+    figure = new_figure()
     axes = figure.subplots()
     radii, number = tightness.radii, len(tightness.radii)
     if tightness.adversarial:
@@ -134,7 +133,7 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
     axes.set_ylim(-3, 103)
     axes.grid(alpha=0.3)
     _legend_above(figure, axes, title, columns=3)
-    _save(figure, file)
+    save_figure(figure, file)
 
 
 def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
@@ -146,7 +145,7 @@ def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
     >>> file.stat().st_size > 1000
     True
     """
-    figure = _figure(width=8.0 if len(toys) > 1 else 5.0, height=3.8)
+    figure = new_figure(width=8.0 if len(toys) > 1 else 5.0, height=3.8)
     panels = figure.subplots(1, len(toys), squeeze=False)[0]
     for panel, toy in zip(panels, toys, strict=True):
         curves = {0.0: toy.original, **toy.smoothed}
@@ -165,7 +164,7 @@ def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
-    _save(figure, file)
+    save_figure(figure, file)
 
 
 def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
@@ -179,7 +178,7 @@ def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
     >>> file.stat().st_size > 1000
     True
     """
-    figure = _figure(height=5.0)
+    figure = new_figure(height=5.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for index, run in enumerate(dynamics.runs):
         look = _look(index, len(run.epochs))
@@ -200,16 +199,7 @@ def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
             label = "ε is full" if panel is upper and epoch == annealed[0] else None
             panel.axvline(epoch, color="0.5", linewidth=1, linestyle=(0, (2, 2)), label=label)
     _legend_above(figure, upper, title)
-    _save(figure, file)
-
-
-def _figure(*, width: float = 7.0, height: float = 4.5) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    save_figure(figure, file)
 
 
 def _look(index: int, points: int) -> dict[str, Any]:
@@ -247,9 +237,3 @@ def _legend_above(figure: Any, panel: Any, title: str, *, columns: int = 4) -> N
     handles, labels = panel.get_legend_handles_labels()
     ncols = min(len(labels), columns)
     figure.legend(handles, labels, loc="outside upper center", ncols=ncols, fontsize=9, title=title, frameon=False)
-
-
-def _save(figure: Any, file: Path) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    replace_file(file, buffer.getvalue())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gls_lirpa.bench.outcomes import Outcome, failed, read_outcome
+from gls_lirpa.bench.outcomes import FILE, Outcome, read_outcome, without_result
 from gls_lirpa.bench.suite import PlannedRun
 from gls_lirpa.certification.job import certify_job
 from gls_lirpa.errors import ConfigError
@@ -63,7 +63,7 @@ def perform(run: PlannedRun, out: Path, reporter: Reporter) -> Outcome:
     except Interrupted:
         raise
     except Exception as error:  # whatever fails in one run must not stop the others
-        outcome = failed(run, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        outcome = without_result(run, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     finally:
         torch.set_num_threads(threads)
     outcome.write(run.folder(out))
@@ -75,7 +75,7 @@ def _performed(run: PlannedRun, out: Path, reporter: Reporter) -> Outcome:
     folder = RunFolder(path)
     if not folder.weights_file.exists():
         resume = folder.config_file.exists()
-        (path / "outcome.json").unlink(missing_ok=True)
+        (path / FILE).unlink(missing_ok=True)
         config = folder.config() if resume else run.config
         write_summary(train(config, path, reporter=reporter, resume=resume), path)
     begin = time.monotonic()

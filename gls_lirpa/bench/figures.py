@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.statistics import estimate
+from gls_lirpa.figures import new_figure, save_figure
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FILLS = ("white", "0.65", "black")
 HATCHES = ("", "///", "xxx", "...")
 
 
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure with one pair of axes, drawn without a display."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
-
-
 def draw_fronts(outcomes: Sequence[Outcome], file: Path, *, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Natural against certified accuracy: a marker for the relaxation, its filling for the estimator."""
-    figure, axes = new_figure(7, 4.6)
+    figure = new_figure(7, 4.6)
+    axes = figure.subplots()
     for marker, row in zip(MARKERS, rows, strict=False):
         for fill, column in zip(FILLS, columns, strict=False):
             own = [o for o in outcomes if o.done and (o.row, o.column) == (row, column)]
@@ -52,7 +43,7 @@ def draw_fronts(outcomes: Sequence[Outcome], file: Path, *, rows: Sequence[str],
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, ncols=1, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.savefig(file, dpi=110)
+    save_figure(figure, file)
 
 
 def draw_bars(
@@ -64,7 +55,8 @@ def draw_bars(
     quantity: str = "certified",
 ) -> None:
     """One group of bars per estimator, one bar per relaxation, whiskers of one standard deviation."""
-    figure, axes = new_figure(7, 4.0)
+    figure = new_figure(7, 4.0)
+    axes = figure.subplots()
     width = 0.8 / max(len(rows), 1)
     tops: list[float] = []
     lows: list[float] = []
@@ -96,4 +88,4 @@ def draw_bars(
     axes.set_ylabel(f"{quantity} accuracy [%], axis cut")
     axes.grid(alpha=0.3, axis="y")
     axes.set_axisbelow(True)
-    figure.savefig(file, dpi=110)
+    save_figure(figure, file)

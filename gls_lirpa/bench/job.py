@@ -10,7 +10,7 @@ from rich.table import Table as Screen
 
 from gls_lirpa.bench.context import Context
 from gls_lirpa.bench.execute import check_folder
-from gls_lirpa.bench.outcomes import Outcome, missing, read_outcome
+from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.probe import training_seconds
 from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.renderers import RENDERERS
@@ -88,7 +88,7 @@ def _outcomes(
     runs: list[PlannedRun], folder: Path, workers: int, console: Console, report_only: bool, command: str
 ) -> list[Outcome]:
     if report_only or not runs:
-        return [read_outcome(run, folder) or missing(run) for run in runs]
+        return [read_outcome(run, folder) or without_result(run, "not run yet", status="missing") for run in runs]
     with SuiteProgress(console, runs, folder) as progress:
         try:
             return perform_all(runs, folder, workers=workers, progress=progress)

@@ -45,16 +45,10 @@ class Outcome:
         replace_file(folder / FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
 
-def failed(run: PlannedRun, reason: str) -> Outcome:
-    """The outcome of a run that could not be finished."""
+def without_result(run: PlannedRun, reason: str, *, status: str = "failed") -> Outcome:
+    """The outcome of a run that could not be finished, or that was not run yet."""
     cell = run.cell
-    return Outcome(run.name, cell.group, cell.row, cell.column, run.seed, "failed", reason=reason)
-
-
-def missing(run: PlannedRun) -> Outcome:
-    """The outcome of a run that was not begun or not finished."""
-    cell = run.cell
-    return Outcome(run.name, cell.group, cell.row, cell.column, run.seed, "missing", reason="not run yet")
+    return Outcome(run.name, cell.group, cell.row, cell.column, run.seed, status, reason=reason)
 
 
 def read_outcome(run: PlannedRun, out: Path) -> Outcome | None:

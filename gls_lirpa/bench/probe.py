@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from gls_lirpa.bench.suite import PlannedRun
-from gls_lirpa.data import load_dataset
 from gls_lirpa.errors import GLSError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Trainer
+from gls_lirpa.training.runs import dataset_of
 
 PROBED_POPULATION = 4
 
@@ -41,14 +40,8 @@ def _kind(config: TrainConfig) -> str:
     return repr([getattr(config, name) for name in fields] + [*options])
 
 
-def _dataset(config: TrainConfig) -> Any:
-    return load_dataset(
-        config.dataset, root=config.data_root, val_fraction=config.val_fraction, seed=config.seed, limit=config.limit
-    )
-
-
 def _steps(config: TrainConfig) -> int:
-    size = len(_dataset(config).train)
+    size = len(dataset_of(config).train)
     return config.epochs * -(-size // config.batch_size)
 
 
@@ -62,7 +55,7 @@ def _step_seconds(config: TrainConfig) -> float | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trainer = Trainer(short, _dataset(config))
+        trainer = Trainer(short, dataset_of(config))
         x, y = trainer.dataset.train.batch(range(min(config.batch_size, len(trainer.dataset.train))))
         trainer.position.epoch = max(config.epochs - 1, 0)
         for _ in range(2):

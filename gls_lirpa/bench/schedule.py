@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gls_lirpa.bench.execute import SilentReporter, perform
-from gls_lirpa.bench.outcomes import Outcome, failed, read_outcome
+from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.suite import PlannedRun
 from gls_lirpa.estimators import ray_session
@@ -45,7 +45,7 @@ def perform_all(runs: Sequence[PlannedRun], out: Path, *, workers: int, progress
 
 
 def _unstarted(run: PlannedRun) -> Outcome:
-    return failed(run, f"the run {run.needs!r} that it starts from failed")
+    return without_result(run, f"the run {run.needs!r} that it starts from failed")
 
 
 def _serial(due: Sequence[PlannedRun], out: Path, progress: SuiteProgress) -> Iterator[Outcome]:
@@ -96,7 +96,7 @@ def _received(ray: Any, reference: Any, run: PlannedRun, out: Path) -> Outcome:
         outcome: Outcome = ray.get(reference)
     except ray.exceptions.RayError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        outcome = failed(run, f"its process ended: {lines[-1] if lines else type(error).__name__}")
+        outcome = without_result(run, f"its process ended: {lines[-1] if lines else type(error).__name__}")
         with contextlib.suppress(OSError):
             outcome.write(run.folder(out))
     return outcome

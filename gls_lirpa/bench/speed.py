@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import math
 import resource
 import statistics
 import time
@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gls_lirpa.bench.context import Context
 from gls_lirpa.bench.sections import Entry, Section, Table
-from gls_lirpa.engine.compat import load_lirpa
+from gls_lirpa.engine.plain import METHODS, plain_loss
 from gls_lirpa.estimators import ESTIMATORS, PGPE
 from gls_lirpa.files import replace_file
 from gls_lirpa.losses import CertifiedLoss
@@ -24,25 +23,12 @@ from gls_lirpa.models import build_model
 
 EPS = 0.1
 CLASSES = 10
-PLAIN = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
-"""What auto_LiRPA calls them; HBox is ours."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "grad": {},
     "sam": {"rho": 0.01},
     "rgs": {"sigma": 1e-3, "samples": 2},
     "pgpe": {"sigma": 1e-3},
 }
-
-
-def plain_loss(model: nn.Module, method: str, x: Tensor, y: Tensor) -> Tensor:
-    """The robust loss straight from auto_LiRPA, on a module made for this call, as its examples write it."""
-    lirpa = load_lirpa()
-    bounded = lirpa.bounded_module(model, x[:1])
-    ball = lirpa.perturbation(norm=math.inf, x_L=(x - EPS).clamp(0, 1), x_U=(x + EPS).clamp(0, 1))
-    spec = torch.eye(CLASSES)[y][:, None] - torch.eye(CLASSES)
-    inputs = (lirpa.bounded_tensor(x, ball),)
-    lower = bounded.compute_bounds(x=inputs, C=spec, method=method, bound_upper=False)[0]
-    return F.cross_entropy(-lower, y)
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -56,7 +42,8 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return statistics.median(found)
 
 
-def _stepped(criterion: Callable[..., Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+def stepped(criterion: Callable[..., Tensor], model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """One training step on a batch, to be timed."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
 
     def run() -> None:
@@ -80,16 +67,16 @@ def measured(
     done = 0
     for relaxation in relaxations:
         model = build_model(net, in_shape=shape, classes=CLASSES, seed=0)
-        if relaxation in PLAIN:
-            loss = _stepped(lambda x, y, m=model, k=PLAIN[relaxation]: plain_loss(m, k, x, y), model, x, y)
-            plain[relaxation] = seconds(loss, repeats)
+        if relaxation in METHODS:
+            bare = functools.partial(plain_loss, model, relaxation, eps=EPS, classes=CLASSES)
+            plain[relaxation] = seconds(stepped(bare, model, x, y), repeats)
         done += 1
         progress(done, total)
         steps[relaxation] = {}
         for estimator, options in OPTIONS.items():
             given = {**options, "population": population} if estimator == "pgpe" else options
             criterion = ESTIMATORS.get(estimator)(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
-            steps[relaxation][estimator] = seconds(_stepped(criterion, model, x, y), repeats)
+            steps[relaxation][estimator] = seconds(stepped(criterion, model, x, y), repeats)
             done += 1
             progress(done, total)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -98,7 +85,7 @@ def measured(
         model = build_model(net, in_shape=shape, classes=CLASSES, seed=0)
         loss_ = CertifiedLoss(model, "crown", eps=EPS)
         with PGPE(loss_, model, sigma=1e-3, population=4 * population, actors=number) as pgpe:
-            actors[str(number)] = seconds(_stepped(pgpe, model, x, y), repeats)
+            actors[str(number)] = seconds(stepped(pgpe, model, x, y), repeats)
         done += 1
         progress(done, total)
     return {

@@ -22,6 +22,7 @@ from gls_lirpa.certification.workers import WorkerPool
 from gls_lirpa.data import Split
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.exchange.targets import load_target
+from gls_lirpa.training.config import check_device
 from gls_lirpa.training.loop import Interrupted
 
 
@@ -96,7 +97,7 @@ def certify_job(
     chosen = target.dataset.split(split)
     number = _sample_count(samples, len(chosen))
     folder_path = out or target.folder(settings.eps, split)
-    model = target.model.to(_device(device or target.device))
+    model = target.model.to(check_device(device or target.device))
     if workers > 1 and next((p.device.type for p in model.parameters()), "cpu") != "cpu":
         raise ConfigError(f"--workers is for the CPU, got --device {device or target.device}")
     header = {
@@ -149,15 +150,6 @@ def _sample_count(samples: int | None, available: int) -> int:
     if samples < 1:
         raise ConfigError(f"expected samples >= 1, got {samples}")
     return min(samples, available)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return device
 
 
 def shell_command(arguments: list[str]) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gls_lirpa.certification.records import Record
-from gls_lirpa.files import replace_file
+from gls_lirpa.figures import new_figure, save_figure
 
 LEAST_SECONDS = 1e-4
 STYLES = {"verified": ("-", "o"), "falsified": ("--", "s")}
@@ -25,8 +22,7 @@ def draw_cactus(records: Sequence[Record], file: Path, *, title: str = "") -> No
     >>> file.stat().st_size > 1000
     True
     """
-    figure_module: Any = importlib.import_module("matplotlib.figure")
-    figure = figure_module.Figure(figsize=(6.0, 4.0), layout="constrained")
+    figure = new_figure(6.0, 4.0)
     axes = figure.subplots()
     for verdict, (line, marker) in STYLES.items():
         times = sorted(max(r.seconds, LEAST_SECONDS) for r in records if r.verdict == verdict)
@@ -52,6 +48,4 @@ def draw_cactus(records: Sequence[Record], file: Path, *, title: str = "") -> No
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    replace_file(file, buffer.getvalue())
+    save_figure(figure, file, dpi=150)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from gls_lirpa.data import Dataset, batches, load_dataset
+from gls_lirpa.data import Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.errors import CheckpointError, ConfigError, GLSError, NumericalError
 from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
@@ -25,7 +25,7 @@ from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, check_device
 from gls_lirpa.training.evaluation import held_out_accuracy
-from gls_lirpa.training.runs import RunFolder, load_file, load_weights, make_network, state_of
+from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, state_of
 
 CHECKPOINT_SECONDS = 300.0
 """Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
@@ -263,10 +263,7 @@ def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = 
     folder = RunFolder(out)
     if resume and config.to_dict() != folder.config().to_dict():
         raise ConfigError(f"run {str(out)!r} has another configuration: resume it without changing options")
-    dataset = load_dataset(
-        config.dataset, root=config.data_root, val_fraction=config.val_fraction, seed=config.seed, limit=config.limit
-    )
-    trainer = Trainer(config, dataset)
+    trainer = Trainer(config, dataset_of(config))
     if resume:
         if folder.checkpoint_file.exists():
             trainer.restore(load_file(folder.checkpoint_file), f"checkpoint {str(folder.checkpoint_file)!r}")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.data import Dataset
+from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.engine.compat import versions
 from gls_lirpa.errors import CheckpointError, ConfigError
 from gls_lirpa.files import replace_file
@@ -131,6 +131,17 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], source: str) -> Non
     model.load_state_dict(state)
 
 
+def dataset_of(config: TrainConfig, *, root: str | None = None) -> Dataset:
+    """The data a configuration names, split by its seed; ``root`` where the files lie elsewhere now."""
+    return load_dataset(
+        config.dataset,
+        root=root or config.data_root,
+        val_fraction=config.val_fraction,
+        seed=config.seed,
+        limit=config.limit,
+    )
+
+
 def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
     """The network a configuration names, for a dataset's images and classes."""
     shape: dict[str, Any] = {
@@ -171,8 +182,6 @@ class Run:
 
 def load_run(path: Path, *, data_root: str | None = None, net: str | None = None) -> Run:
     """Load a run's network and dataset. A network from a user's file is only run if ``net`` names it."""
-    from gls_lirpa.data import load_dataset
-
     config = RunFolder(path).config()
     if ".py:" in config.net and net is None:
         raise ConfigError(
@@ -180,13 +189,7 @@ def load_run(path: Path, *, data_root: str | None = None, net: str | None = None
         )
     if net is not None:
         config = config.replaced({"net": net})
-    dataset = load_dataset(
-        config.dataset,
-        root=data_root or config.data_root,
-        val_fraction=config.val_fraction,
-        seed=config.seed,
-        limit=config.limit,
-    )
+    dataset = dataset_of(config, root=data_root)
     model = make_network(config, dataset)
     load_weights(model, state_of(path), f"run {str(path)!r}")
     return Run(path, config, dataset, model.eval())

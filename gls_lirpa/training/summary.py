@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gls_lirpa.figures import new_figure, save_figure
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import RunFolder
@@ -41,12 +42,8 @@ def write_summary(trainer: Trainer, out: Path) -> dict[str, Any]:
 
 def draw_curve(rows: list[dict[str, Any]], file: Path, *, title: str) -> None:
     """Loss and ε above, held-out accuracies below, over epochs."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     epochs = [row["epoch"] for row in rows]
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 5)
     upper, lower = figure.subplots(2, 1, sharex=True)
     upper.set_title(title, fontsize=10)
     upper.plot(epochs, [row["loss"] for row in rows], "k-", label="training loss")
@@ -61,4 +58,4 @@ def draw_curve(rows: list[dict[str, Any]], file: Path, *, title: str) -> None:
     lower.set_ylim(0, 100)
     lower.legend(loc="lower right")
     lower.grid(alpha=0.3)
-    figure.savefig(file, dpi=120)
+    save_figure(figure, file, dpi=120)

@@ -1,0 +1,33 @@
+"""Matplotlib figures without a display, written as whole files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from gls_lirpa.files import replace_file
+
+
+def new_figure(width: float = 7.0, height: float = 4.5) -> Any:
+    """An empty figure of this size in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Any, file: Path, *, dpi: int = 110) -> None:
+    """Write a figure as PNG.
+
+    >>> import tempfile
+    >>> file = Path(tempfile.mkdtemp()) / "empty.png"
+    >>> save_figure(new_figure(), file)
+    >>> file.read_bytes()[1:4]
+    b'PNG'
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    replace_file(file, buffer.getvalue())
