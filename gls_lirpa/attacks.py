@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.engine.boxes import Box
+from gls_lirpa.engine.convolutions import InputGradients
 from gls_lirpa.errors import ConfigError
 
 Forward = Callable[[Tensor], Tensor]
@@ -68,7 +69,7 @@ def project(points: Tensor, box: Box) -> Tensor:
 
 def input_gradient(forward: Forward, points: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
     """(objective, its gradient in the input) of each sample; the samples must not interact."""
-    with torch.enable_grad():
+    with torch.enable_grad(), InputGradients():
         leaf = points.detach().requires_grad_()
         value = objective(forward(leaf), labels)
         (gradient,) = torch.autograd.grad(value.sum(), leaf)

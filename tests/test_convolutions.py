@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gls_lirpa.engine import convolutions
 from gls_lirpa.engine.compat import load_lirpa
+from gls_lirpa.engine.convolutions import InputGradients
 
 FEW, MANY = 3, 700
 CASES: list[tuple[tuple[int, int, int], tuple[int, int], dict[str, Any]]] = [
@@ -70,3 +71,38 @@ def test_auto_lirpa_convolves_with_ours() -> None:
     assert operators.F.conv_transpose2d is convolutions.conv_transpose2d
     assert operators.F.relu is F.relu
     assert F.conv_transpose2d is not convolutions.conv_transpose2d
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(5, 2, 2, 1), (4, 2, 1, 1), (3, 1, 0, 2)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_input_gradients_are_those_of_autograd(
+    channels: int, kernel: int, stride: int, padding: int, dilation: int, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 4, kernel, stride, padding, dilation, bias=bias)
+    net = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.LazyLinear(3)).double()
+    x = torch.randn(3, channels, 9, 11, dtype=torch.float64, requires_grad=True)
+    (usual,) = torch.autograd.grad(net(x).square().sum(), x)
+    with InputGradients():
+        value = net(x).square().sum()
+    (ours,) = torch.autograd.grad(value, x)
+    torch.testing.assert_close(ours, usual, atol=1e-12, rtol=1e-12)
+
+
+def test_input_gradients_end_with_their_block() -> None:
+    conv, x = nn.Conv2d(1, 2, 3), torch.randn(2, 1, 5, 5)
+    with InputGradients():
+        conv(x.requires_grad_()).sum().backward()
+    assert conv.weight.grad is None
+    conv(x).sum().backward()
+    assert conv.weight.grad is not None
+
+
+def test_input_gradients_leave_padding_by_name_and_groups_to_torch() -> None:
+    x = torch.randn(2, 2, 5, 5, requires_grad=True)
+    for conv in (nn.Conv2d(2, 2, 3, padding="same"), nn.Conv2d(2, 2, 3, groups=2)):
+        (usual,) = torch.autograd.grad(conv(x).square().sum(), x)
+        with InputGradients():
+            (ours,) = torch.autograd.grad(conv(x).square().sum(), x)
+        torch.testing.assert_close(ours, usual)
