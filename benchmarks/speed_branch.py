@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gls_lirpa.certification.branch import BranchAndBound, Settings
+from gls_lirpa.certification.branch import BranchAndBound
+from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import OpenSamples, Stage, Subject
 from gls_lirpa.data import Split, load_dataset

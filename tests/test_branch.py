@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gls_lirpa.certification import branch
-from gls_lirpa.certification.branch import AIM, BranchAndBound, Settings
+from gls_lirpa.certification.branch import AIM, BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.branch_rules import RULES
+from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import Findings
@@ -184,6 +185,21 @@ def test_the_model_is_left_as_it_was(hard: Property) -> None:
     BranchAndBound()(hard.subject, hard.samples, timeout=30.0)
     for parameter, (value, wanted, gradient) in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, value) and parameter.requires_grad == wanted and parameter.grad is gradient
+
+
+def test_the_second_tree_goes_on_where_the_first_stops(hard: Property) -> None:
+    alone = search_of(BranchAndBound(replace(WEAK, first_nodes=10**6)), hard)
+    outcome = search_of(BranchAndBound(replace(WEAK, first_nodes=8)), hard)
+    assert alone.nodes > 8 and outcome.nodes > 8
+    assert not outcome.exhausted and float(outcome.lower.min()) > 0
+    assert (outcome.lower <= hard.minima + 1e-5).all()
+
+
+def test_both_trees_share_the_node_limit(hard: Property) -> None:
+    stopped = search_of(BranchAndBound(replace(WEAK, first_nodes=8, max_nodes=20)), hard)
+    first = search_of(BranchAndBound(replace(WEAK, first_nodes=8, max_nodes=8)), hard)
+    assert first.nodes <= 8 < stopped.nodes <= 20
+    assert stopped.exhausted and (stopped.lower >= first.lower).all() and (stopped.lower <= hard.minima + 1e-5).all()
 
 
 @pytest.mark.parametrize("rule", RULES.names())

@@ -2,7 +2,8 @@
 
 One search per sample, over all its open classes together. Subproblems are bounded in batches with
 α and β (``engine.split_bounds``), optimised in float32 and accepted only by a float64 evaluation; a
-subproblem with no neuron left to split is an LP. A bound is never below its parent's.
+subproblem with no neuron left to split is an LP. A bound is never below its parent's. What a small first
+tree leaves open begins anew with more iterations spent on hidden neurons and hulls.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import Tensor
 from gls_lirpa.certification.branch_attack import Descent
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.branch_rules import RULES, Rule, by_children, children, ranked
+from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, tightened
 from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.errors import ConfigError
 
 AIM = 2e-4
 """Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in
@@ -33,36 +34,6 @@ _ROOT_ATTACK_STEPS = 30
 
 _BATCH_WORK = 2.0e10
 """Multiplications per batch, about a second of one core, so that a time limit is noticed in time."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to search. ``max_nodes``: subproblems bounded per sample, the root of every open class included
-    and always bounded; ``candidates`` > 1: that many neurons are compared by bounding their children;
-    ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them."""
-
-    max_nodes: int | None = None
-    batch_size: int = 256
-    iterations: int = 20
-    root_iterations: int = 50
-    tightening_iterations: int = 20
-    hull_iterations: int = 40
-    rule: str = "gap"
-    candidates: int = 4
-    max_levels: int = 3
-    queue_mib: int = 1024
-    attack_starts: int = 4
-    attack_steps: int = 5
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
-        if self.max_nodes is not None and self.max_nodes < 1:
-            raise ConfigError(f"expected max_nodes >= 1 or None, got {self.max_nodes}")
-        if min(self.tightening_iterations, self.hull_iterations, self.attack_starts, self.attack_steps) < 0:
-            raise ConfigError("expected tightening_iterations, hull_iterations, attack_starts and attack_steps >= 0")
-        RULES.get(self.rule)
 
 
 @dataclass(frozen=True)
@@ -127,12 +98,27 @@ class BranchAndBound:
                 form = self._form_builder(subject, x).form(box, spec)
             except FormTooLargeError:
                 return Outcome(known.double(), None, True, 0)
-            if self.settings.tightening_iterations:
-                form = tightened(form, iterations=self.settings.tightening_iterations, deadline=deadline)
             logits = subject.model(x.unsqueeze(0))
             target = AIM * max(1.0, float(logits.abs().max()))
-            descent = Descent(subject.model, box, spec)
-            return _Search(form, descent, known.double(), target, deadline, subject.seed, self.settings).run()
+
+            def tree(form: SplitForm, spec: Tensor, known: Tensor, settings: Settings) -> Outcome:
+                steps = settings.tightening_iterations
+                form = tightened(form, iterations=steps, deadline=deadline) if steps else form
+                descent = Descent(subject.model, box, spec)
+                return _Search(form, descent, known, target, deadline, subject.seed, settings).run()
+
+            quick, thorough = self.settings.in_turn()
+            first = tree(form, spec, known.double(), quick)
+            rows = (first.lower <= target).nonzero().flatten()
+            left = math.inf if thorough.max_nodes is None else thorough.max_nodes - first.nodes
+            if not first.exhausted or not len(rows) or left < 2 * len(rows) or time.monotonic() > deadline:
+                return first
+            if thorough.max_nodes is not None:
+                thorough = replace(thorough, max_nodes=int(left))
+            form = replace(form, weight=form.weight[rows], offset=form.offset[rows])
+            second = tree(form, spec[rows], first.lower[rows], thorough)
+            lower = first.lower.index_copy(0, rows, torch.maximum(first.lower[rows], second.lower))
+            return Outcome(lower, second.counterexample, second.exhausted, first.nodes + second.nodes)
 
     def _form_builder(self, subject: Subject, x: Tensor) -> FormBuilder:
         if self._builder is None or self._subject is not subject:

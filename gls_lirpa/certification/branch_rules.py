@@ -31,10 +31,22 @@ def _gap(form: SplitForm, done: Pass) -> Tensor:
     return done.coefficient.abs() * (done.v - done.z.clamp(min=0)).abs()
 
 
+def _mixed(form: SplitForm, done: Pass) -> Tensor:
+    """By the better of a neuron's places under ``gap`` and under ``intercept``: each misses neurons the other finds."""
+    places = torch.minimum(_places(_gap(form, done)), _places(_intercept(form, done)))
+    return (form.neurons - places).to(done.value)
+
+
+def _places(scores: Tensor) -> Tensor:
+    """0 for the highest score of each row, 1 for the next, …"""
+    return scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+
+
 RULES: Registry[Rule] = Registry("branching rule")
 RULES.register("widest", _widest)
 RULES.register("intercept", _intercept)
 RULES.register("gap", _gap)
+RULES.register("mixed", _mixed)
 
 
 def ranked(form: SplitForm, batch: Subproblems, done: Pass, rule: Rule, count: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gls_lirpa.certification.branch import BranchAndBound
-from gls_lirpa.certification.branch import Settings as BranchSettings
+from gls_lirpa.certification.branch_settings import Settings as BranchSettings
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import STAGES, Stage, StageOptions
 
