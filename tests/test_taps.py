@@ -10,6 +10,7 @@ from gls_lirpa import CertifiedLoss, linf_box
 from gls_lirpa.attacks import pgd_points
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, margin_spec
+from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.sabr import small_box
 from gls_lirpa.losses.taps import LatentAttack, attacked, connect, product, second_block
 from gls_lirpa.models import build_model
@@ -53,6 +54,25 @@ def test_staps_loss_with_a_linear_second_block_is_the_square_of_sabr_s() -> None
     sabr = CertifiedLoss(model, "ibp", eps=0.1, loss="sabr", **options)(x, y, generator=seeded())
     staps = CertifiedLoss(model, "ibp", eps=0.1, loss="staps", relus=0, **options)(x, y, generator=seeded())
     assert staps.item() == pytest.approx(sabr.item() ** 2, abs=EXACT)
+
+
+def test_while_eps_grows_taps_is_ibp_and_staps_is_sabr() -> None:
+    model, (x, y) = mlp(4, 6, 5, 4, seed=2), batch_of(4, 4)
+    small = {"lam": 0.3, "steps": 4, "shrinkage": 0.8}
+
+    def value(loss: str, eps: float, **options: float) -> float:
+        return CertifiedLoss(model, "ibp", eps=0.1, loss=loss, **options)(x, y, eps=eps, generator=seeded()).item()
+
+    assert value("taps", 0.05) == value("robust", 0.05)
+    assert value("staps", 0.05, **small) == value("sabr", 0.05, **small)
+    assert value("taps", 0.05, bounds_first=0) != value("robust", 0.05)
+    assert value("taps", 0.1) == value("taps", 0.1, bounds_first=0) != value("robust", 0.1)
+
+
+def test_a_network_taps_cannot_cut_is_refused_while_eps_grows() -> None:
+    model, (x, y) = mlp(4, 6, 4), batch_of(4, 4)
+    with pytest.raises(ConfigError, match="TAPS cannot cut"):
+        CertifiedLoss(model, "ibp", eps=0.1, loss="taps", relus=1)(x, y, eps=0.01)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -111,7 +111,7 @@ class CertifiedLoss:
         statistics: Statistics = {}
         if worst_weight < 1.0 or in_train_mode(self.model):
             logits, statistics = engine.forward(x)
-        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator)
+        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator, growing=radius < self.eps)
         total = torch.zeros((), dtype=x.dtype, device=x.device)
         if worst_weight < 1.0 and logits is not None:
             # At radius 0 the worst case is the clean batch itself.

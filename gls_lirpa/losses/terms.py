@@ -27,7 +27,8 @@ from gls_lirpa.relaxations import Relaxation
 
 @dataclass(frozen=True)
 class LossInput:
-    """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode."""
+    """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode; ``growing``
+    while the radius has not yet reached the one that is trained for."""
 
     engine: BoundEngine
     relaxation: Relaxation
@@ -36,6 +37,7 @@ class LossInput:
     eps: float
     statistics: Statistics
     generator: torch.Generator | None = None
+    growing: bool = False
 
     @property
     def box(self) -> Box:
