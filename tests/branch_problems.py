@@ -17,7 +17,13 @@ from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
 from tests.exact_nets import problem, random_input, random_net
 
 PLAIN = Settings(
-    tightening_iterations=0, hull_iterations=0, attack_starts=0, attack_steps=0, root_iterations=2, iterations=2
+    tightening_iterations=0,
+    hull_iterations=0,
+    group_iterations=0,
+    attack_starts=0,
+    attack_steps=0,
+    root_iterations=2,
+    iterations=2,
 )
 """Weak bounds and no descent: the tree must do the work."""
 

@@ -189,15 +189,15 @@ def test_the_model_is_left_as_it_was(hard: Property) -> None:
 
 def test_the_second_tree_goes_on_where_the_first_stops(hard: Property) -> None:
     alone = search_of(BranchAndBound(replace(WEAK, first_nodes=10**6)), hard)
-    outcome = search_of(BranchAndBound(replace(WEAK, first_nodes=8)), hard)
+    outcome = search_of(BranchAndBound(replace(WEAK, group_iterations=5, first_nodes=8)), hard)
     assert alone.nodes > 8 and outcome.nodes > 8
     assert not outcome.exhausted and float(outcome.lower.min()) > 0
     assert (outcome.lower <= hard.minima + 1e-5).all()
 
 
 def test_both_trees_share_the_node_limit(hard: Property) -> None:
-    stopped = search_of(BranchAndBound(replace(WEAK, first_nodes=8, max_nodes=20)), hard)
-    first = search_of(BranchAndBound(replace(WEAK, first_nodes=8, max_nodes=8)), hard)
+    stopped = search_of(BranchAndBound(replace(WEAK, group_iterations=5, first_nodes=8, max_nodes=20)), hard)
+    first = search_of(BranchAndBound(replace(WEAK, group_iterations=5, first_nodes=8, max_nodes=8)), hard)
     assert first.nodes <= 8 < stopped.nodes <= 20
     assert stopped.exhausted and (stopped.lower >= first.lower).all() and (stopped.lower <= hard.minima + 1e-5).all()
 

@@ -3,7 +3,7 @@
 One search per sample, over all its open classes together. Subproblems are bounded in batches with
 α and β (``engine.split_bounds``), optimised in float32 and accepted only by a float64 evaluation; a
 subproblem with no neuron left to split is an LP. A bound is never below its parent's. What a small first
-tree leaves open begins anew with more iterations spent on hidden neurons and hulls.
+tree leaves open begins anew with bounds of groups of neurons, which cost seconds but are far tighter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
-from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, tightened
+from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, cuts_of, tightened
 from gls_lirpa.engine.split_hull import hull_of
 
 AIM = 2e-4
@@ -101,22 +101,25 @@ class BranchAndBound:
             logits = subject.model(x.unsqueeze(0))
             target = AIM * max(1.0, float(logits.abs().max()))
 
+            settings = self.settings
+
             def tree(form: SplitForm, spec: Tensor, known: Tensor, settings: Settings) -> Outcome:
-                steps = settings.tightening_iterations
-                form = tightened(form, iterations=steps, deadline=deadline) if steps else form
+                steps, more = settings.tightening_iterations, settings.group_iterations
+                if steps or more:
+                    form = tightened(form, iterations=steps, group_iterations=more, deadline=deadline)
                 descent = Descent(subject.model, box, spec)
                 return _Search(form, descent, known, target, deadline, subject.seed, settings).run()
 
-            quick, thorough = self.settings.in_turn()
-            first = tree(form, spec, known.double(), quick)
+            first = tree(form, spec, known.double(), settings.first)
             rows = (first.lower <= target).nonzero().flatten()
-            left = math.inf if thorough.max_nodes is None else thorough.max_nodes - first.nodes
-            if not first.exhausted or not len(rows) or left < 2 * len(rows) or time.monotonic() > deadline:
+            left = math.inf if settings.max_nodes is None else settings.max_nodes - first.nodes
+            enough = settings.group_iterations and len(rows) and left >= 2 * len(rows)
+            if not first.exhausted or not enough or time.monotonic() > deadline:
                 return first
-            if thorough.max_nodes is not None:
-                thorough = replace(thorough, max_nodes=int(left))
+            if settings.max_nodes is not None:
+                settings = replace(settings, max_nodes=int(left))
             form = replace(form, weight=form.weight[rows], offset=form.offset[rows])
-            second = tree(form, spec[rows], first.lower[rows], thorough)
+            second = tree(form, spec[rows], first.lower[rows], settings)
             lower = first.lower.index_copy(0, rows, torch.maximum(first.lower[rows], second.lower))
             return Outcome(lower, second.counterexample, second.exhausted, first.nodes + second.nodes)
 
@@ -149,8 +152,10 @@ class _Search:
         self._rule: Rule = RULES.get(settings.rule)
         steps = settings.hull_iterations
         hull = hull_of(form, iterations=steps, deadline=deadline) if steps else None
-        self._fast = SplitBounds(form, hull=hull)
-        self._exact = SplitBounds(form, hull=hull, dtype=torch.float64)
+        groups = settings.group_iterations
+        cuts = cuts_of(form, hull, iterations=groups, deadline=deadline) if groups else None
+        self._fast = SplitBounds(form, hull=hull, cuts=cuts)
+        self._exact = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
         self._queue = Queue(max_mib=settings.queue_mib)
         # The lowest bound among the finished subproblems of each row.
         self._closed = torch.full_like(known, torch.inf)
@@ -257,5 +262,5 @@ class _Search:
 
 
 def _part(done: Pass, index: Tensor) -> Pass:
-    parts = (done.value, done.t, done.z, done.v, done.coefficient, done.saving)
+    parts = (done.value, done.t, done.z, done.v, done.coefficient, done.saving, done.excess)
     return Pass(*(part[index] for part in parts))

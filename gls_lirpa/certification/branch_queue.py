@@ -29,6 +29,7 @@ class Queue:
     def __init__(self, *, max_mib: float) -> None:
         self._entries: list[_Entry] = []
         self._bytes = 0
+        self._cuts = 0
         self._max_bytes = max_mib * 2**20
 
     def __len__(self) -> int:
@@ -49,7 +50,8 @@ class Queue:
 
     def push(self, batch: Subproblems, ranked: Tensor) -> None:
         """Add subproblems with the neurons to split them by, best first."""
-        values = torch.cat([batch.alpha, batch.beta, batch.gamma, ranked.to(batch.alpha)], 1)
+        values = torch.cat([batch.alpha, batch.beta, batch.gamma, batch.kappa, ranked.to(batch.alpha)], 1)
+        self._cuts = batch.kappa.shape[1]
         for i, (bound, row) in enumerate(zip(batch.bound.tolist(), batch.rows.tolist(), strict=True)):
             # Copies: a view would keep the whole batch in memory.
             entry = _Entry(bound, row, batch.signs[i].clone(), values[i].clone())
@@ -72,9 +74,10 @@ class Queue:
             values[:, :n].contiguous(),
             values[:, n : 2 * n].contiguous(),
             values[:, 2 * n : 3 * n].contiguous(),
+            values[:, 3 * n : 3 * n + self._cuts].contiguous(),
             torch.tensor([entry.bound for entry in taken], dtype=torch.float64, device=signs.device),
         )
-        return batch, values[:, 3 * n :].long()
+        return batch, values[:, 3 * n + self._cuts :].long()
 
 
 def _size(entry: _Entry) -> int:

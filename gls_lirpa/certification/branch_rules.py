@@ -73,6 +73,7 @@ def children(batch: Subproblems, neurons: Tensor) -> Subproblems:
         batch.alpha.repeat(times, 1),
         batch.beta.repeat(times, 1),
         batch.gamma.repeat(times, 1),
+        batch.kappa.repeat(times, 1),
         batch.bound.repeat(times),
     )
 

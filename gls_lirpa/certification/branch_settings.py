@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 from gls_lirpa.certification.branch_rules import RULES
 from gls_lirpa.errors import ConfigError
 
-_SECOND_EFFORT = 5
-"""Factor of the iterations for hidden neurons and hulls in the second tree: 100 and 200 lower a PGD-trained
-network's gap by 0.1, as much as some thousand subproblems; more gained a tenth of that again."""
-
 
 @dataclass(frozen=True)
 class Settings:
     """How to search. ``max_nodes``: subproblems bounded per sample, the root of every open class included
     and always bounded; ``candidates`` > 1: that many neurons are compared by bounding their children;
     ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them;
-    ``first_nodes``: size of a first tree over quick bounds, in which easy samples are decided."""
+    ``first_nodes``: size of a first tree over quick bounds, in which easy samples are decided;
+    ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree)."""
 
     max_nodes: int | None = None
     first_nodes: int = 300
@@ -26,6 +23,7 @@ class Settings:
     root_iterations: int = 50
     tightening_iterations: int = 20
     hull_iterations: int = 40
+    group_iterations: int = 150
     rule: str = "mixed"
     candidates: int = 16
     max_levels: int = 3
@@ -39,16 +37,16 @@ class Settings:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:
             raise ConfigError(f"expected max_nodes >= 1 or None, got {self.max_nodes}")
-        for name in ("first_nodes", "tightening_iterations", "hull_iterations", "attack_starts", "attack_steps"):
+        counts = ("tightening_iterations", "hull_iterations", "group_iterations", "attack_starts", "attack_steps")
+        for name in ("first_nodes", *counts):
             if getattr(self, name) < 0:
                 raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}")
         RULES.get(self.rule)
 
-    def in_turn(self) -> tuple[Settings, Settings]:
-        """Settings of the first tree and, for what it leaves open, of the second."""
+    @property
+    def first(self) -> Settings:
+        """The settings of the first tree; the only one without iterations for groups."""
+        if not self.group_iterations:
+            return self
         limit = self.first_nodes if self.max_nodes is None else min(self.first_nodes, self.max_nodes)
-        return replace(self, max_nodes=max(1, limit)), replace(
-            self,
-            tightening_iterations=_SECOND_EFFORT * self.tightening_iterations,
-            hull_iterations=_SECOND_EFFORT * self.hull_iterations,
-        )
+        return replace(self, max_nodes=max(1, limit), group_iterations=0)

@@ -7,12 +7,13 @@ through the layers, replacing v by linear functions of z. With λ the coefficien
 - split s = +1: v = z, and z ≥ 0 adds −β z;   split s = −1: v = 0, and z ≤ 0 adds +β z   (β ≥ 0).
 
 With a hull (``split_hull``), which gives each neuron another upper bound v ≤ q, the mixture
-(1 − γ) u (z − l) / (u − l) + γ q with 0 ≤ γ ≤ 1 takes the triangle's place where λ < 0.
+(1 − γ) u (z − l) / (u − l) + γ q with 0 ≤ γ ≤ 1 takes the triangle's place where λ < 0. Cuts
+(``split_groups``) g·[t; v₁] ≤ d of the first layer's neurons add κ (g·[t; v₁] − d) with κ ≥ 0.
 
-Both β terms are ≤ 0 on the subproblem, so the minimum over the box stays a lower bound for every
-admissible α, β, γ. The gradient needs no second graph: if t minimises the final linear function over
+The terms of β and κ are ≤ 0 on the subproblem, so the minimum over the box stays a lower bound for every
+admissible α, β, γ, κ. The gradient needs no second graph: if t minimises the final linear function over
 the box and z, v, q are its images under the same linear pieces, then ∂/∂α = max(λ, 0) z,
-∂/∂β = −s z and ∂/∂γ = min(λ, 0) (q − u (z − l) / (u − l)).
+∂/∂β = −s z, ∂/∂γ = min(λ, 0) (q − u (z − l) / (u − l)) and ∂/∂κ = g·[t; v₁] − d.
 """
 
 from __future__ import annotations
@@ -25,25 +26,30 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.engine.split import SplitForm
+from gls_lirpa.engine.split_groups import Cuts, grouped
 from gls_lirpa.engine.split_hull import Hull, second_layer_bounds
 
 ALPHA_RATE = 0.25
 BETA_RATE = 0.5
 GAMMA_RATE = 0.25
+KAPPA_RATE = 0.1
 DECAY = 0.95
 _MOMENTS = (0.9, 0.999)
 _TIGHTENING_BATCH = 512
+_ROOT_ITERATIONS = 50
 
 
 @dataclass(frozen=True)
 class Subproblems:
-    """A batch: the row that is bounded, ``signs`` (b, n) in {−1, 0, +1}, α, β, γ, and the best bound known."""
+    """A batch: the row that is bounded, ``signs`` (b, n) in {−1, 0, +1}, α, β, γ (b, n), κ (b, cuts), and the
+    best bound known."""
 
     rows: Tensor
     signs: Tensor
     alpha: Tensor
     beta: Tensor
     gamma: Tensor
+    kappa: Tensor
     bound: Tensor
 
     def __len__(self) -> int:
@@ -56,6 +62,7 @@ class Subproblems:
             self.alpha[index],
             self.beta[index],
             self.gamma[index],
+            self.kappa[index],
             self.bound[index],
         )
 
@@ -64,7 +71,8 @@ class Subproblems:
 class Pass:
     """One evaluation: bounds (b,), the minimising position t, and z, v, λ of every neuron there.
 
-    ``saving``: how far the hull's upper bound lies below the triangle's (negative where it is worse).
+    ``saving``: how far the hull's upper bound lies below the triangle's (negative where it is worse);
+    ``excess``: by how much [t; v₁] breaks each cut (negative where it does not).
     """
 
     value: Tensor
@@ -73,12 +81,45 @@ class Pass:
     v: Tensor
     coefficient: Tensor
     saving: Tensor
+    excess: Tensor
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A batch in the precision of a pass, and the linear pieces the pass chooses."""
+
+    rows: Tensor
+    groups: list[tuple[int, Tensor | slice]]
+    unsplit: Tensor
+    signs: Tensor
+    alpha: Tensor
+    beta: Tensor
+    gamma: Tensor
+    kappa: Tensor
+    slopes: Tensor
+    shifts: Tensor
+    shares: Tensor
+
+    @classmethod
+    def of(cls, batch: Subproblems, dtype: torch.dtype) -> _Parts:
+        signs, alpha, beta, gamma, kappa = (
+            part.to(dtype) for part in (batch.signs, batch.alpha, batch.beta, batch.gamma, batch.kappa)
+        )
+        chosen = (torch.empty_like(alpha) for _ in range(3))
+        return cls(batch.rows, _groups(batch.rows), batch.signs == 0, signs, alpha, beta, gamma, kappa, *chosen)
 
 
 class SplitBounds:
     """The backward pass over one split form, in the given precision."""
 
-    def __init__(self, form: SplitForm, *, hull: Hull | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        form: SplitForm,
+        *,
+        hull: Hull | None = None,
+        cuts: Cuts | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.form = form
         self.dtype = dtype
         self._weights = [layer.weight.to(dtype) for layer in form.layers]
@@ -86,6 +127,9 @@ class SplitBounds:
         self._weight, self._offset = form.weight.to(dtype), form.offset.to(dtype)
         self._hull = None if hull is None else [weight.to(dtype) for weight in hull.weights]
         self._hull_offsets = [] if hull is None else [offset.to(dtype) for offset in hull.offsets]
+        none = form.offset.new_zeros(len(form.offset), 0)
+        self._cuts = None if cuts is None else cuts.weight.to(dtype)
+        self._cut_offsets = (none if cuts is None else cuts.offset).to(dtype)
         lower, upper = form.lower, form.upper
         self._upper_slope = (upper / (upper - lower)).to(dtype)
         self._intercept = (-lower * upper / (upper - lower)).to(dtype)
@@ -93,7 +137,7 @@ class SplitBounds:
         self._spans = [slice(end - len(layer), end) for end, layer in zip(ends, form.layers, strict=True)]
 
     def start(self, rows: Tensor) -> Subproblems:
-        """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1 if there is a hull."""
+        """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1 with a hull, κ = 1."""
         n = len(rows)
         alpha = (self.form.upper > -self.form.lower).to(self.dtype).expand(n, -1).clone()
         return Subproblems(
@@ -102,58 +146,76 @@ class SplitBounds:
             alpha,
             torch.zeros_like(alpha),
             torch.full_like(alpha, 0.0 if self._hull is None else 1.0),
+            torch.ones_like(self._cut_offsets[rows]),
             torch.full((n,), -torch.inf, dtype=torch.float64, device=rows.device),
         )
 
     def evaluate(self, batch: Subproblems, *, primal: bool = True) -> Pass:
-        """The bound for the batch's α, β, γ; ``primal`` False leaves z and v empty, at half the cost."""
-        signs = batch.signs.to(self.dtype)
-        unsplit = batch.signs == 0
-        alpha, beta, gamma = (part.to(self.dtype) for part in (batch.alpha, batch.beta, batch.gamma))
+        """The bound for the batch's α, β, γ, κ; ``primal`` False leaves z and v empty, at half the cost."""
+        parts = _Parts.of(batch, self.dtype)
         inputs = self.form.inputs
-        groups = [] if self._hull is None else _groups(batch.rows)
         coefficients = self._weight[batch.rows]
         value = self._offset[batch.rows]
-        slopes, shifts, shares = (torch.empty_like(alpha) for _ in range(3))
         for number in reversed(range(len(self._spans))):
-            span, weight = self._spans[number], self._weights[number]
-            before = inputs + span.start
-            lam = coefficients[:, before : inputs + span.stop]
-            above = unsplit[:, span] & (lam < 0)
-            share = torch.where(above, gamma[:, span], 0.0)
-            rest = torch.where(above, 1 - share, 0.0)
-            slope = torch.where(above, rest * self._upper_slope[span], alpha[:, span])
-            slope = torch.where(unsplit[:, span], slope, signs[:, span].clamp(min=0))
-            shift = rest * self._intercept[span]
-            slopes[:, span], shifts[:, span], shares[:, span] = slope, shift, share
-            mu = slope * lam - signs[:, span] * beta[:, span]
-            value = value + (shift * lam).sum(1) + mu @ self._offsets[number]
-            if self._hull is not None:
-                part = share * lam
-                value = value + (part * self._hull_offsets[number][batch.rows]).sum(1)
-                for row, members in groups:
-                    coefficients[members, :before] += part[members] @ self._hull[number][row]
-            coefficients[:, :before].addmm_(mu, weight)
+            if number == 0 and self._cuts is not None:
+                value = value - (parts.kappa * self._cut_offsets[batch.rows]).sum(1)
+                for row, members in parts.groups:
+                    coefficients[members, : inputs + self._spans[0].stop] += parts.kappa[members] @ self._cuts[row]
+            value = self._fold(number, parts, coefficients, value)
         head, lam = coefficients[:, :inputs], coefficients[:, inputs:]
         value = value - head.abs().sum(1)
         t = -head.sign()
         if not primal:
-            empty = alpha[:, :0]
-            return Pass(value, t, empty, empty, lam, empty)
-        z, saving = torch.empty_like(alpha), torch.zeros_like(alpha)
+            empty = parts.alpha[:, :0]
+            return Pass(value, t, empty, empty, lam, empty, empty)
+        z, saving = torch.empty_like(lam), torch.zeros_like(lam)
         known = torch.cat([t, z], 1)
         for number, span in enumerate(self._spans):
             before = inputs + span.start
             z[:, span] = torch.addmm(self._offsets[number], known[:, :before], self._weights[number].t())
-            v = slopes[:, span] * z[:, span] + shifts[:, span]
+            v = parts.slopes[:, span] * z[:, span] + parts.shifts[:, span]
             if self._hull is not None:
                 q = self._hull_offsets[number][batch.rows]
-                for row, members in groups:
+                for row, members in parts.groups:
                     q[members] += known[members, :before] @ self._hull[number][row].t()
-                v += shares[:, span] * q
+                v += parts.shares[:, span] * q
                 saving[:, span] = self._upper_slope[span] * z[:, span] + self._intercept[span] - q
             known[:, before : inputs + span.stop] = v
-        return Pass(value, t, z, known[:, inputs:], lam, saving)
+        excess = -self._cut_offsets[batch.rows]
+        if self._cuts is not None:
+            for row, members in parts.groups:
+                excess[members] += known[members, : inputs + self._spans[0].stop] @ self._cuts[row].t()
+        return Pass(value, t, z, known[:, inputs:], lam, saving, excess)
+
+    def _fold(self, number: int, parts: _Parts, coefficients: Tensor, value: Tensor) -> Tensor:
+        """Replace a layer's v by linear functions of what comes before, in ``coefficients``; the new constants."""
+        span = self._spans[number]
+        before, end = self.form.inputs + span.start, self.form.inputs + span.stop
+        lam, unsplit = coefficients[:, before:end], parts.unsplit[:, span]
+        above = unsplit & (lam < 0)
+        share = torch.where(above, parts.gamma[:, span], 0.0)
+        rest = torch.where(above, 1 - share, 0.0)
+        slope = torch.where(above, rest * self._upper_slope[span], parts.alpha[:, span])
+        slope = torch.where(unsplit, slope, parts.signs[:, span].clamp(min=0))
+        shift = rest * self._intercept[span]
+        parts.slopes[:, span], parts.shifts[:, span], parts.shares[:, span] = slope, shift, share
+        through = slope * lam - parts.signs[:, span] * parts.beta[:, span]
+        value = value + (shift * lam).sum(1) + through @ self._offsets[number]
+        if self._hull is not None:
+            part = share * lam
+            value = value + (part * self._hull_offsets[number][parts.rows]).sum(1)
+            for row, members in parts.groups:
+                coefficients[members, :before] += part[members] @ self._hull[number][row]
+        coefficients[:, :before].addmm_(through, self._weights[number])
+        return value
+
+    def over_first_layer(self, batch: Subproblems) -> tuple[Tensor, Tensor]:
+        """The batch's rows as linear functions of [t; v₁]: weights (b, inputs + first layer) and constants."""
+        parts = _Parts.of(batch, self.dtype)
+        coefficients, value = self._weight[batch.rows], self._offset[batch.rows]
+        for number in reversed(range(1, len(self._spans))):
+            value = self._fold(number, parts, coefficients, value)
+        return coefficients[:, : self.form.inputs + self._spans[0].stop], value
 
     def optimise(
         self,
@@ -169,18 +231,18 @@ class SplitBounds:
         alone. After ``deadline`` (of ``time.monotonic``) the best so far is returned.
         """
         live = torch.arange(len(batch), device=batch.rows.device)
-        alpha, beta, gamma = batch.alpha.clone(), batch.beta.clone(), batch.gamma.clone()
+        alpha, beta, gamma, kappa = (part.clone() for part in (batch.alpha, batch.beta, batch.gamma, batch.kappa))
         best = torch.full((len(batch),), -torch.inf, dtype=self.dtype, device=batch.rows.device)
         current = batch
-        moments = [torch.zeros_like(alpha) for _ in range(6)]
+        moments = [torch.zeros_like(part) for part in (alpha, beta, gamma, kappa) for _ in range(2)]
         for step in range(iterations):
             last = step + 1 == iterations or time.monotonic() > deadline
             done = self.evaluate(current, primal=not last)
             better = done.value > best[live]
             kept = live[better]
             best[kept] = done.value[better]
-            alpha[kept], beta[kept], gamma[kept] = (
-                part[better] for part in (current.alpha, current.beta, current.gamma)
+            alpha[kept], beta[kept], gamma[kept], kappa[kept] = (
+                part[better] for part in (current.alpha, current.beta, current.gamma, current.kappa)
             )
             open_rows = best[live] <= target
             if last or not open_rows.any():
@@ -189,7 +251,7 @@ class SplitBounds:
             if int(open_rows.sum()) * 2 < len(live):
                 live, current = live[open_rows], current[open_rows]
                 moments = [moment[open_rows] for moment in moments]
-        result = replace(batch, alpha=alpha, beta=beta, gamma=gamma)
+        result = replace(batch, alpha=alpha, beta=beta, gamma=gamma, kappa=kappa)
         return result, self.evaluate(result)
 
     def _step(self, batch: Subproblems, done: Pass, moments: list[Tensor], step: int) -> Subproblems:
@@ -200,6 +262,9 @@ class SplitBounds:
         alpha = batch.alpha + ALPHA_RATE * decay * _adam(alpha_grad, moments[0], moments[1], step)
         beta = batch.beta + BETA_RATE * decay * _adam(beta_grad, moments[2], moments[3], step)
         batch = replace(batch, alpha=alpha.clamp_(0.0, 1.0), beta=beta.clamp_(min=0.0))
+        if self._cuts is not None:
+            kappa = batch.kappa + KAPPA_RATE * decay * _adam(done.excess, moments[6], moments[7], step)
+            batch = replace(batch, kappa=kappa.clamp_(min=0.0))
         if self._hull is None:
             return batch
         gamma_grad = torch.where(unsplit, -done.coefficient.clamp(max=0) * done.saving, 0.0)
@@ -224,29 +289,56 @@ def _adam(gradient: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:
     return mean / (scale + 1e-8)
 
 
-def tightened(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> SplitForm:
-    """The form with optimised bounds of its pre-activations: with a hull of the first layer for those of
-    the second, with slopes α for later ones, each neuron's side with its own."""
+def cuts_of(form: SplitForm, hull: Hull | None, *, iterations: int, deadline: float = math.inf) -> Cuts | None:
+    """Cuts for every row of the form, made for the linear function of [t; v₁] that its root bound rests on."""
+    if not form.layers or not len(form.layers[0]):
+        return None
+    bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
+    start = bounds.start(torch.arange(len(form.offset), device=form.offset.device))
+    root, _ = bounds.optimise(start, iterations=_ROOT_ITERATIONS, target=math.inf, deadline=deadline)
+    weight, constant = bounds.over_first_layer(root)
+    found = grouped(form.layers[0], weight, constant, iterations=iterations, deadline=deadline)
+    return None if found is None else found.cuts(form.inputs, len(form.layers[0]))
+
+
+def tightened(
+    form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf
+) -> SplitForm:
+    """The form with optimised bounds of its pre-activations: with a hull of the first layer for those of the
+    second (and, if asked, its groups), with slopes α for later ones, each neuron's side with its own."""
     for number in range(1, len(form.layers)):
-        layer = form.layers[number]
-        if not len(layer) or not any(len(before) for before in form.layers[:number]):
+        if not len(form.layers[number]) or not any(len(before) for before in form.layers[:number]):
             continue
         if number == 1:
-            lower, upper = second_layer_bounds(form, iterations=iterations, deadline=deadline)
-            form = form.with_layer(number, lower, upper)
+            form = form.with_layer(1, *second_layer_bounds(form, iterations=iterations, deadline=deadline))
+            if group_iterations and len(form.layers[1]):
+                form = form.with_layer(1, *_group_bounds(form, iterations=group_iterations, deadline=deadline))
             continue
-        below = replace(
-            form,
-            layers=form.layers[:number],
-            weight=torch.cat([layer.weight, -layer.weight]),
-            offset=torch.cat([layer.offset, -layer.offset]),
-        )
+        rows = _both_sides(form, number)
+        below = replace(form, layers=form.layers[:number], weight=rows[0], offset=rows[1])
         bounds = SplitBounds(below, dtype=torch.float64)
-        rows = torch.arange(2 * len(layer), device=layer.index.device)
+        index = torch.arange(len(below.offset), device=below.offset.device)
         values = [
             bounds.optimise(bounds.start(part), iterations=iterations, target=0.0, deadline=deadline)[1].value
-            for part in rows.split(_TIGHTENING_BATCH)
+            for part in index.split(_TIGHTENING_BATCH)
         ]
         lower, upper = torch.cat(values).chunk(2)
         form = form.with_layer(number, lower, -upper)
     return form
+
+
+def _both_sides(form: SplitForm, number: int) -> tuple[Tensor, Tensor]:
+    """Rows whose minima are the lower bounds of a layer's neurons, then minus the upper ones."""
+    layer = form.layers[number]
+    return torch.cat([layer.weight, -layer.weight]), torch.cat([layer.offset, -layer.offset])
+
+
+def _group_bounds(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
+    """Bounds of the second layer's neurons from groups of the first; infinite where groups are too large."""
+    weight, offset = _both_sides(form, 1)
+    values = []
+    for part in torch.arange(len(offset), device=offset.device).split(_TIGHTENING_BATCH):
+        found = grouped(form.layers[0], weight[part], offset[part], iterations=iterations, deadline=deadline)
+        values.append(torch.full_like(offset[part], -torch.inf) if found is None else found.value)
+    lower, upper = torch.cat(values).chunk(2)
+    return lower, -upper
