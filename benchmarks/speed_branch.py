@@ -27,8 +27,9 @@ from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder
-from gls_lirpa.engine.split_bounds import SplitBounds, tightened
+from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.engine.split_hull import hull_of
+from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.runs import Run, load_run
 

@@ -11,9 +11,10 @@ from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder
-from gls_lirpa.engine.split_bounds import SplitBounds, tightened
+from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.engine.split_hull import hull_of
 from gls_lirpa.engine.split_lirpa import lirpa_split_bounds
+from gls_lirpa.engine.split_tighten import cuts_of, tightened
 from gls_lirpa.models import build_model
 from tests.branch_problems import random_subproblems, small_form
 from tests.exact_nets import KINDS, random_input, random_net
@@ -40,18 +41,23 @@ def test_gradients_are_the_derivatives() -> None:
     _, _, form = small_form("residual", 5, width=20)
     batch = random_subproblems(form, 0, 8)
     batch = replace(batch, alpha=batch.alpha.double(), beta=batch.beta.double(), gamma=batch.gamma.double())
-    bounds = SplitBounds(form, hull=hull_of(form, iterations=3), dtype=torch.float64)
+    hull = hull_of(form, iterations=3)
+    cuts = cuts_of(form, hull, iterations=3)
+    bounds = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
+    batch = replace(batch, kappa=0.5 * bounds.start(batch.rows).kappa.double())
     done = bounds.evaluate(batch)
     free = (batch.signs == 0).double()
     expected = {
         "alpha": free * done.coefficient.clamp(min=0) * done.z,
         "beta": -batch.signs * done.z,
         "gamma": -free * done.coefficient.clamp(max=0) * done.saving,
+        "kappa": done.excess,
     }
     step = 1e-7
     assert form.neurons > 4 and float(expected["gamma"].abs().max()) > 1e-3
+    assert float(expected["kappa"].abs().max()) > 1e-3
     for name, gradient in expected.items():
-        for i in range(form.neurons):
+        for i in range(gradient.shape[1]):
             moved = getattr(batch, name).clone()
             moved[:, i] += step
             slope = (bounds.evaluate(replace(batch, **{name: moved})).value - done.value) / step

@@ -14,11 +14,12 @@ from gls_lirpa.certification import branch, branch_rules
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.exact_lp import Optimum, minimise
-from gls_lirpa.engine import split_hull
+from gls_lirpa.engine import split_groups, split_hull
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
 from gls_lirpa.engine.split_hull import hull_of
+from gls_lirpa.engine.split_tighten import cuts_of
 from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, search_of
 
 
@@ -105,6 +106,22 @@ def _low_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tenso
     return weight, offset - 0.1 * self.step.sum(1)
 
 
+_LEVEL = split_groups._level
+
+
+def _smallest_subset(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """The offset of one subset alone, of no neuron."""
+    return _LEVEL(sums[:, :1], offsets[:, :1], slope)
+
+
+def _unbiased(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    return _LEVEL(sums, 0 * offsets, slope)
+
+
+def _negative_kappa(batch: Subproblems) -> Subproblems:
+    return replace(batch, kappa=-batch.kappa)
+
+
 def _opposite_leaf(form: SplitForm, row: int, *, signs: Tensor, **options: float) -> Optimum:
     return minimise(form, row, signs=-signs, **options)  # type: ignore[arg-type]
 
@@ -131,6 +148,9 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
     "hull above 1": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, gamma=b.gamma + 1))),
     "facets of the hull in the opposite order": (split_hull._Neurons, "facet", _opposite_facet),
     "facets of the hull without the corner's value": (split_hull._Neurons, "facet", _low_facet),
+    "cuts with negative multipliers": (SplitBounds, "evaluate", _mutated_evaluate(_negative_kappa)),
+    "groups without their subsets": (split_groups, "_level", _smallest_subset),
+    "groups without their biases": (split_groups, "_level", _unbiased),
     "only one child is bounded": (branch, "children", _one_child),
     "the queue forgets a subproblem": (Queue, "push", _forgetful),
     "the LP of a leaf with the opposite signs": (branch, "minimise", _opposite_leaf),
@@ -156,9 +176,11 @@ def _sound(references: list[tuple[Property, SplitForm, Subproblems, Tensor]]) ->
     """Every bound ≤ the exact minimum of its subproblem, optimised or not, and every verdict is right."""
     stage = BranchAndBound(replace(PLAIN, root_iterations=3, iterations=3))
     for prop, form, batch, exact in references:
-        for hull in (None, hull_of(form, iterations=6)):
-            bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
+        facets = hull_of(form, iterations=6)
+        for hull, cuts in ((None, None), (facets, None), (None, cuts_of(form, facets, iterations=6))):
+            bounds = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
             plain = replace(batch, gamma=batch.gamma if hull else 0 * batch.gamma)
+            plain = replace(plain, kappa=bounds.start(batch.rows).kappa)
             for done in (bounds.evaluate(plain), bounds.optimise(plain, iterations=5, target=1e9)[1]):
                 if not (done.value <= exact + 1e-5).all():
                     return False

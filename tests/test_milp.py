@@ -16,7 +16,7 @@ from gls_lirpa.certification.stage import OpenSamples
 from gls_lirpa.engine import split
 from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
-from gls_lirpa.engine.split_bounds import tightened
+from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.errors import ConfigError, EngineError
 from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
 

@@ -23,8 +23,9 @@ from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
-from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems, cuts_of, tightened
+from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
 from gls_lirpa.engine.split_hull import hull_of
+from gls_lirpa.engine.split_tighten import cuts_of, tightened
 
 AIM = 2e-4
 """Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in

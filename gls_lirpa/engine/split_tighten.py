@@ -1,0 +1,72 @@
+"""What a tree's root can spend on better bounds: tighter pre-activations, and cuts for its rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.engine.split import SplitForm
+from gls_lirpa.engine.split_bounds import SplitBounds
+from gls_lirpa.engine.split_groups import Cuts, grouped
+from gls_lirpa.engine.split_hull import Hull, second_layer_bounds
+
+_ROWS_AT_ONCE = 512
+_ROOT_ITERATIONS = 50
+
+
+def cuts_of(form: SplitForm, hull: Hull | None, *, iterations: int, deadline: float = math.inf) -> Cuts | None:
+    """Cuts for every row of the form, made for the linear function of [t; v₁] that its root bound rests on."""
+    if not form.layers or not len(form.layers[0]):
+        return None
+    bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
+    start = bounds.start(torch.arange(len(form.offset), device=form.offset.device))
+    root, _ = bounds.optimise(start, iterations=_ROOT_ITERATIONS, target=math.inf, deadline=deadline)
+    weight, constant = bounds.over_first_layer(root)
+    found = grouped(form.layers[0], weight, constant, iterations=iterations, deadline=deadline)
+    return None if found is None else found.cuts(form.inputs, len(form.layers[0]))
+
+
+def tightened(
+    form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf
+) -> SplitForm:
+    """The form with optimised bounds of its pre-activations: with a hull of the first layer for those of the
+    second (and, if asked, its groups), with slopes α for later ones, each neuron's side with its own."""
+    for number in range(1, len(form.layers)):
+        if not len(form.layers[number]) or not any(len(before) for before in form.layers[:number]):
+            continue
+        if number == 1:
+            form = form.with_layer(1, *second_layer_bounds(form, iterations=iterations, deadline=deadline))
+            if group_iterations and len(form.layers[1]):
+                form = form.with_layer(1, *_group_bounds(form, iterations=group_iterations, deadline=deadline))
+            continue
+        rows = _both_sides(form, number)
+        below = replace(form, layers=form.layers[:number], weight=rows[0], offset=rows[1])
+        bounds = SplitBounds(below, dtype=torch.float64)
+        index = torch.arange(len(below.offset), device=below.offset.device)
+        values = [
+            bounds.optimise(bounds.start(part), iterations=iterations, target=0.0, deadline=deadline)[1].value
+            for part in index.split(_ROWS_AT_ONCE)
+        ]
+        lower, upper = torch.cat(values).chunk(2)
+        form = form.with_layer(number, lower, -upper)
+    return form
+
+
+def _both_sides(form: SplitForm, number: int) -> tuple[Tensor, Tensor]:
+    """Rows whose minima are the lower bounds of a layer's neurons, then minus the upper ones."""
+    layer = form.layers[number]
+    return torch.cat([layer.weight, -layer.weight]), torch.cat([layer.offset, -layer.offset])
+
+
+def _group_bounds(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
+    """Bounds of the second layer's neurons from groups of the first; infinite where groups are too large."""
+    weight, offset = _both_sides(form, 1)
+    values = []
+    for part in torch.arange(len(offset), device=offset.device).split(_ROWS_AT_ONCE):
+        found = grouped(form.layers[0], weight[part], offset[part], iterations=iterations, deadline=deadline)
+        values.append(torch.full_like(offset[part], -torch.inf) if found is None else found.value)
+    lower, upper = torch.cat(values).chunk(2)
+    return lower, -upper

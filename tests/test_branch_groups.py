@@ -1,0 +1,108 @@
+"""Groups of neurons with common inputs: their inequalities at points, their bounds against the exact minimum."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gls_lirpa.certification.exact_lp import minimise
+from gls_lirpa.engine import split_groups
+from gls_lirpa.engine.boxes import linf_box
+from gls_lirpa.engine.split import FormBuilder, SplitForm
+from gls_lirpa.engine.split_bounds import SplitBounds
+from gls_lirpa.engine.split_groups import grouped
+from gls_lirpa.engine.split_hull import hull_of
+from gls_lirpa.engine.split_tighten import cuts_of, tightened
+from tests.branch_problems import small_form
+from tests.exact_nets import KINDS
+
+
+def test_docstring_examples() -> None:
+    result = doctest.testmod(split_groups)
+    assert result.attempted > 0 and result.failed == 0
+
+
+def _positions(form: SplitForm, seed: int) -> Tensor:
+    """Points of the box, its centre and many of its corners."""
+    t = torch.rand(400, form.inputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2 - 1
+    return torch.cat([t, t.sign(), torch.zeros_like(t[:1])])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cuts_hold_in_the_whole_box(kind: str) -> None:
+    checked = 0
+    for seed in range(4):
+        _, _, form = small_form(kind, seed, width=16, eps=0.4)
+        cuts = cuts_of(form, hull_of(form, iterations=5), iterations=20)
+        assert cuts is not None
+        t = _positions(form, seed)
+        first = form.layers[0]
+        known = torch.cat([t, (t @ first.weight.t() + first.offset).clamp(min=0)], 1)
+        excess = torch.einsum("rcn,pn->rcp", cuts.weight, known) - cuts.offset.unsqueeze(2)
+        assert (excess <= 1e-9).all()
+        checked += int((cuts.weight != 0).any(2).sum())
+    assert checked >= 3
+
+
+def _one_hidden_layer(seed: int, *, sign: float | None) -> SplitForm:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)).eval()
+    if sign is not None:
+        last = model[3]
+        assert isinstance(last, nn.Linear)
+        nn.init.uniform_(last.weight, 0.2, 1.0)
+        last.weight.data *= sign
+    return FormBuilder(model, torch.zeros(1, 5)).form(linf_box(torch.full((1, 5), 0.5), 0.5), torch.eye(2))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_group_of_concave_terms_is_exact(seed: int) -> None:
+    """−Σ ω max(z, 0) is concave, so the minimum of its envelope is its own."""
+    form = _one_hidden_layer(seed, sign=-1.0)
+    found = grouped(form.layers[0], form.weight, form.offset, iterations=400)
+    assert found is not None and form.neurons >= 3
+    exact = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
+    assert (found.value <= exact + 1e-6).all()
+    torch.testing.assert_close(found.value, exact, atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_bounds_of_rows_are_sound(seed: int) -> None:
+    form = _one_hidden_layer(seed, sign=None)
+    exact = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
+    for iterations in (1, 5, 60):
+        found = grouped(form.layers[0], form.weight, form.offset, iterations=iterations)
+        assert found is not None and (found.value <= exact + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_second_layer_bounds_hold_and_cuts_help(kind: str) -> None:
+    gained = 0
+    for seed in range(4):
+        _, _, form = small_form(kind, seed, width=16, eps=0.4)
+        plain, tight = tightened(form, iterations=10), tightened(form, iterations=10, group_iterations=60)
+        t = _positions(form, seed)
+        torch.testing.assert_close(tight.evaluate(t), form.evaluate(t), atol=1e-9, rtol=0)
+        exact = torch.tensor([minimise(form, row).bound for row in range(len(form.offset))], dtype=torch.float64)
+        values = []
+        for each, groups in ((plain, 0), (tight, 60)):
+            hull = hull_of(each, iterations=20)
+            cuts = cuts_of(each, hull, iterations=groups) if groups else None
+            bounds = SplitBounds(each, hull=hull, cuts=cuts, dtype=torch.float64)
+            start = bounds.start(torch.arange(len(form.offset)))
+            values.append(bounds.optimise(start, iterations=40, target=1e9)[1].value)
+            assert (values[-1] <= exact + 1e-6).all()
+        gained += int((values[1] > values[0] + 1e-3).sum())
+    assert gained >= 2
+
+
+def test_groups_with_too_many_subsets_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, form = small_form("dense", 0, width=16, eps=0.4)
+    monkeypatch.setattr(split_groups, "LARGEST", 10)
+    assert grouped(form.layers[0], form.layers[1].weight, form.layers[1].offset, iterations=3) is None
+    assert cuts_of(form, None, iterations=3) is None
+    plain, tight = tightened(form, iterations=10), tightened(form, iterations=10, group_iterations=5)
+    assert torch.equal(plain.lower, tight.lower) and torch.equal(plain.upper, tight.upper)
