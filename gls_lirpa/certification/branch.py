@@ -101,7 +101,6 @@ class BranchAndBound:
                 return Outcome(known.double(), None, True, 0)
             logits = subject.model(x.unsqueeze(0))
             target = AIM * max(1.0, float(logits.abs().max()))
-
             settings = self.settings
 
             def tree(form: SplitForm, spec: Tensor, known: Tensor, settings: Settings) -> Outcome:

@@ -28,7 +28,7 @@ MOST = 8
 """Neurons of a group; larger ones are divided. A group of k neurons has 2ᵏ subsets."""
 
 LARGEST = 2**24
-"""Values of the subsets' sums that rows may need together; rows beyond it are left alone."""
+"""Values that a layer's weights, the sums of the rows' subsets or the cuts may have; beyond it there are no groups."""
 
 SLOPE_RATE = 0.1
 ALPHA_RATE = 0.05
@@ -73,9 +73,11 @@ class Grouped:
     slopes: list[Tensor]
     levels: list[Tensor]
 
-    def cuts(self, inputs: int, neurons: int) -> Cuts:
-        """The groups' inequalities, row by row."""
+    def cuts(self, inputs: int, neurons: int) -> Cuts | None:
+        """The groups' inequalities, row by row; None where they are too large to be worth it."""
         rows = len(self.value)
+        if sum(len(bucket.rows) for bucket in self.buckets) * (inputs + neurons) > LARGEST:
+            return None
         found: list[list[Tensor]] = [[] for _ in range(rows)]
         offsets: list[list[Tensor]] = [[] for _ in range(rows)]
         for bucket, slope, level in zip(self.buckets, self.slopes, self.levels, strict=True):
@@ -181,6 +183,8 @@ def _exact(
 
 def _buckets(layer: Layer, weight: Tensor) -> list[_Bucket] | None:
     inputs = layer.weight.shape[1]
+    if layer.weight.numel() > LARGEST:
+        return None
     negative = weight[:, inputs:] < 0
     found: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
     size = 0
