@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import doctest
+from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.certification.exact_lp import minimise
-from gls_lirpa.engine import split_groups
+from gls_lirpa.engine import ascent, split_groups
 from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import SplitBounds
@@ -20,8 +21,9 @@ from tests.branch_problems import small_form
 from tests.exact_nets import KINDS
 
 
-def test_docstring_examples() -> None:
-    result = doctest.testmod(split_groups)
+@pytest.mark.parametrize("module", [ascent, split_groups])
+def test_docstring_examples(module: ModuleType) -> None:
+    result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
 
 

@@ -54,6 +54,10 @@ class Layer:
     def __len__(self) -> int:
         return len(self.index)
 
+    def both_sides(self) -> tuple[Tensor, Tensor]:
+        """Rows whose minima are the neurons' lower bounds, then minus the upper ones: weights and offsets."""
+        return torch.cat([self.weight, -self.weight]), torch.cat([self.offset, -self.offset])
+
 
 @dataclass(frozen=True)
 class SplitForm:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gls_lirpa.engine.ascent import adam
 from gls_lirpa.engine.split import SplitForm
 from gls_lirpa.engine.split_groups import Cuts
 from gls_lirpa.engine.split_hull import Hull
@@ -34,7 +35,6 @@ BETA_RATE = 0.5
 GAMMA_RATE = 0.25
 KAPPA_RATE = 0.1
 DECAY = 0.95
-_MOMENTS = (0.9, 0.999)
 
 
 @dataclass(frozen=True)
@@ -257,16 +257,16 @@ class SplitBounds:
         unsplit = batch.signs == 0
         alpha_grad = torch.where(unsplit, done.coefficient.clamp(min=0) * done.z, 0.0)
         beta_grad = -batch.signs.to(self.dtype) * done.z
-        alpha = batch.alpha + ALPHA_RATE * decay * _adam(alpha_grad, moments[0], moments[1], step)
-        beta = batch.beta + BETA_RATE * decay * _adam(beta_grad, moments[2], moments[3], step)
+        alpha = batch.alpha + ALPHA_RATE * decay * adam(alpha_grad, moments[0], moments[1], step)
+        beta = batch.beta + BETA_RATE * decay * adam(beta_grad, moments[2], moments[3], step)
         batch = replace(batch, alpha=alpha.clamp_(0.0, 1.0), beta=beta.clamp_(min=0.0))
         if self._cuts is not None:
-            kappa = batch.kappa + KAPPA_RATE * decay * _adam(done.excess, moments[6], moments[7], step)
+            kappa = batch.kappa + KAPPA_RATE * decay * adam(done.excess, moments[6], moments[7], step)
             batch = replace(batch, kappa=kappa.clamp_(min=0.0))
         if self._hull is None:
             return batch
         gamma_grad = torch.where(unsplit, -done.coefficient.clamp(max=0) * done.saving, 0.0)
-        gamma = batch.gamma + GAMMA_RATE * decay * _adam(gamma_grad, moments[4], moments[5], step)
+        gamma = batch.gamma + GAMMA_RATE * decay * adam(gamma_grad, moments[4], moments[5], step)
         return replace(batch, gamma=gamma.clamp_(0.0, 1.0))
 
 
@@ -276,12 +276,3 @@ def _groups(rows: Tensor) -> list[tuple[int, Tensor | slice]]:
     if len(found) == 1:
         return [(found[0], slice(None))]
     return [(row, (rows == row).nonzero().flatten()) for row in found]
-
-
-def _adam(gradient: Tensor, first: Tensor, second: Tensor, step: int) -> Tensor:
-    """Adam's direction; the moments are updated in place."""
-    first.mul_(_MOMENTS[0]).add_(gradient, alpha=1 - _MOMENTS[0])
-    second.mul_(_MOMENTS[1]).addcmul_(gradient, gradient, value=1 - _MOMENTS[1])
-    mean = first / (1 - _MOMENTS[0] ** (step + 1))
-    scale = (second / (1 - _MOMENTS[1] ** (step + 1))).sqrt_()
-    return mean / (scale + 1e-8)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gls_lirpa.engine.ascent import adam
 from gls_lirpa.engine.split import Layer
 
 MOST = 8
@@ -32,7 +33,6 @@ LARGEST = 2**24
 
 SLOPE_RATE = 0.1
 ALPHA_RATE = 0.05
-_MOMENTS = (0.9, 0.999)
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class _Bucket:
     sums: Tensor
     offsets: Tensor
     slope: Tensor
+
+    def places(self, inputs: int) -> Tensor:
+        """Where the groups' inputs lie in the flat (rows, inputs)."""
+        return self.rows.unsqueeze(1) * inputs + self.index
 
 
 def _level(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,18 +98,6 @@ class Grouped:
         return Cuts(weight, offset)
 
 
-class _Adam:
-    def __init__(self, like: Tensor) -> None:
-        self._first, self._second = torch.zeros_like(like), torch.zeros_like(like)
-
-    def direction(self, gradient: Tensor, step: int) -> Tensor:
-        first, second = _MOMENTS
-        self._first.mul_(first).add_(gradient, alpha=1 - first)
-        self._second.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        scale = (self._second / (1 - second ** (step + 1))).sqrt_() + 1e-8
-        return self._first / (1 - first ** (step + 1)) / scale
-
-
 def grouped(
     layer: Layer, weight: Tensor, offset: Tensor, *, iterations: int, deadline: float = math.inf
 ) -> Grouped | None:
@@ -124,25 +116,25 @@ def grouped(
         return None
     rows, inputs = weight.shape[0], layer.weight.shape[1]
     fast, fast_offset = layer.weight.float(), layer.offset.float()
-    head, positive = weight[:, :inputs].float(), weight[:, inputs:].clamp(min=0)
-    lam = positive.float()
+    head, lam = weight[:, :inputs].float(), weight[:, inputs:].clamp(min=0).float()
     alpha = (layer.upper > -layer.lower).float().expand(rows, -1).clone()
     slopes = [bucket.slope.float() for bucket in buckets]
     fast_sums = [(bucket.sums.float(), bucket.offsets.float()) for bucket in buckets]
+    places = [bucket.places(inputs) for bucket in buckets]
+    sizes = [bucket.slope.abs().mean(1, keepdim=True).float() * bucket.present for bucket in buckets]
     best = torch.full((rows,), -torch.inf, device=weight.device)
     best_alpha, best_slopes = alpha.clone(), [slope.clone() for slope in slopes]
-    alpha_adam, slope_adams = _Adam(alpha), [_Adam(slope) for slope in slopes]
+    moments = [(torch.zeros_like(part), torch.zeros_like(part)) for part in (alpha, *slopes)]
     for step in range(iterations):
         bounded = lam * alpha
         value = offset.float() + bounded @ fast_offset
         linear = torch.addmm(head, bounded, fast)
         faces = []
-        for bucket, sums, slope in zip(buckets, fast_sums, slopes, strict=True):
-            place = bucket.rows.unsqueeze(1) * inputs + bucket.index
+        for bucket, place, sums, slope in zip(buckets, places, fast_sums, slopes, strict=True):
             linear.view(-1).index_add_(0, place.flatten(), -slope.flatten())
             level, difference = _level(*sums, slope)
             value = value.index_add(0, bucket.rows, -level)
-            faces.append((place, difference))
+            faces.append(difference.sign())
         value = value - linear.abs().sum(1)
         better = value > best
         best = torch.where(better, value, best)
@@ -155,11 +147,10 @@ def grouped(
         rate = 0.5 * (1 + math.cos(math.pi * step / iterations))
         t = -linear.sign()
         gradient = lam * torch.addmm(fast_offset, t, fast.t())
-        alpha = (alpha + ALPHA_RATE * rate * alpha_adam.direction(gradient, step)).clamp_(0.0, 1.0)
-        for i, (bucket, (place, difference)) in enumerate(zip(buckets, faces, strict=True)):
-            move = slope_adams[i].direction((difference.sign() - t.view(-1)[place]) * bucket.present, step)
-            size = bucket.slope.abs().mean(1, keepdim=True).float()
-            slopes[i] = slopes[i] + SLOPE_RATE * rate * size * move * bucket.present
+        alpha = (alpha + ALPHA_RATE * rate * adam(gradient, *moments[0], step)).clamp_(0.0, 1.0)
+        for i, (place, face) in enumerate(zip(places, faces, strict=True)):
+            move = adam(face - t.view(-1)[place], *moments[i + 1], step)
+            slopes[i] = slopes[i] + SLOPE_RATE * rate * sizes[i] * move
     return _exact(layer, weight, offset, buckets, best_alpha.double(), [slope.double() for slope in best_slopes])
 
 
@@ -176,8 +167,7 @@ def _exact(
         level, _ = _level(bucket.sums, bucket.offsets, slope)
         levels.append(level)
         value = value.index_add(0, bucket.rows, -level)
-        place = bucket.rows.unsqueeze(1) * inputs + bucket.index
-        linear.view(-1).index_add_(0, place.flatten(), -slope.flatten())
+        linear.view(-1).index_add_(0, bucket.places(inputs).flatten(), -slope.flatten())
     return Grouped(value - linear.abs().sum(1), buckets, slopes, levels)
 
 

@@ -155,8 +155,7 @@ def second_layer_bounds(form: SplitForm, *, iterations: int, deadline: float = m
     layer, inputs = form.layers[1], form.inputs
     low, width = _input_box(form)
     first = _Neurons(form.layers[0], low[:inputs], width[:inputs])
-    weight = torch.cat([layer.weight, -layer.weight])
-    offset = torch.cat([layer.offset, -layer.offset])
+    weight, offset = layer.both_sides()
     lam = weight[:, inputs:]
     below, above = ((lam * side > 0).nonzero(as_tuple=True) for side in (-1, 1))
     held, lines = first.select(below[1]), first.select(above[1])

@@ -42,8 +42,8 @@ def tightened(
             if group_iterations and len(form.layers[1]):
                 form = form.with_layer(1, *_group_bounds(form, iterations=group_iterations, deadline=deadline))
             continue
-        rows = _both_sides(form, number)
-        below = replace(form, layers=form.layers[:number], weight=rows[0], offset=rows[1])
+        weight, offset = form.layers[number].both_sides()
+        below = replace(form, layers=form.layers[:number], weight=weight, offset=offset)
         bounds = SplitBounds(below, dtype=torch.float64)
         index = torch.arange(len(below.offset), device=below.offset.device)
         values = [
@@ -55,15 +55,9 @@ def tightened(
     return form
 
 
-def _both_sides(form: SplitForm, number: int) -> tuple[Tensor, Tensor]:
-    """Rows whose minima are the lower bounds of a layer's neurons, then minus the upper ones."""
-    layer = form.layers[number]
-    return torch.cat([layer.weight, -layer.weight]), torch.cat([layer.offset, -layer.offset])
-
-
 def _group_bounds(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
     """Bounds of the second layer's neurons from groups of the first; infinite where groups are too large."""
-    weight, offset = _both_sides(form, 1)
+    weight, offset = form.layers[1].both_sides()
     values = []
     for part in torch.arange(len(offset), device=offset.device).split(_ROWS_AT_ONCE):
         found = grouped(form.layers[0], weight[part], offset[part], iterations=iterations, deadline=deadline)
