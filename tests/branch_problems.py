@@ -14,6 +14,9 @@ from gls_lirpa.certification.stage import OpenSamples, Subject
 from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
+from gls_lirpa.engine.split_groups import Cuts
+from gls_lirpa.engine.split_hull import Hull
+from gls_lirpa.engine.split_tighten import cuts_of
 from tests.exact_nets import problem, random_input, random_net
 
 PLAIN = Settings(
@@ -26,6 +29,9 @@ PLAIN = Settings(
     iterations=2,
 )
 """Weak bounds and no descent: the tree must do the work."""
+
+RENEWING = replace(PLAIN, first_nodes=2, group_iterations=5, families=2, family_nodes=1)
+"""The same with new cuts at nearly every step."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,14 @@ def random_subproblems(form: SplitForm, seed: int, count: int) -> Subproblems:
         beta=torch.rand(start.beta.shape, generator=generator) * 2,
         gamma=torch.rand(start.gamma.shape, generator=generator),
     )
+
+
+def root_cuts(form: SplitForm, hull: Hull | None, *, iterations: int) -> Cuts | None:
+    bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
+    start = bounds.start(torch.arange(len(form.offset)))
+    root, _ = bounds.optimise(start, iterations=50, target=torch.inf)
+    found = cuts_of(bounds, root, iterations=iterations)
+    return None if found is None else found[0]
 
 
 def small_form(kind: str, seed: int, *, width: int, eps: float = 0.3) -> tuple[nn.Module, Tensor, SplitForm]:

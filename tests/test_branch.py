@@ -17,8 +17,11 @@ from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import Findings
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError
+from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
+from gls_lirpa.engine.split_groups import Cuts
+from gls_lirpa.engine.split_tighten import cuts_of
 from gls_lirpa.errors import ConfigError
-from tests.branch_problems import PLAIN, Property, minimum, near_boundary, search_of
+from tests.branch_problems import PLAIN, RENEWING, Property, minimum, near_boundary, search_of
 from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
 
 
@@ -51,7 +54,7 @@ def _expected(prop: Property) -> str:
 def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
     verdicts = []
     for seed in range(8):
-        stages = BranchAndBound(), BranchAndBound(PLAIN), ExactOracle()
+        stages = BranchAndBound(), BranchAndBound(PLAIN), BranchAndBound(RENEWING), ExactOracle()
         for prop in near_boundary(kind, seed, 6):
             exhaustive = enumerate_minima(prop.subject.model, prop.samples.box, prop.samples.labels)
             assert torch.allclose(prop.minima, torch.from_numpy(exhaustive), atol=1e-5)
@@ -68,7 +71,7 @@ def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
 def test_branch_and_bound_equals_milp_on_wider_networks(kind: str) -> None:
     nodes = properties = 0
     for seed in range(100, 106):
-        stages = BranchAndBound(), BranchAndBound(replace(PLAIN, batch_size=16))
+        stages = BranchAndBound(), BranchAndBound(replace(PLAIN, batch_size=16)), BranchAndBound(RENEWING)
         for prop in near_boundary(kind, seed, 20):
             expected = _expected(prop)
             for stage in stages:
@@ -202,6 +205,41 @@ def test_both_trees_share_the_node_limit(hard: Property) -> None:
     assert stopped.exhausted and (stopped.lower >= first.lower).all() and (stopped.lower <= hard.minima + 1e-5).all()
 
 
+@pytest.mark.parametrize("families", [2, 5])
+def test_new_cuts_on_the_way_down_keep_the_limit_and_the_verdict(families: int, hard: Property) -> None:
+    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=families, family_nodes=6)
+    outcome = search_of(BranchAndBound(settings), hard)
+    assert not outcome.exhausted and float(outcome.lower.min()) > 0
+    assert (outcome.lower <= hard.minima + 1e-5).all()
+    proof = AIM * max(1.0, float(hard.subject.model(hard.samples.x).abs().max()))
+    ended = 0
+    for limit in range(10, 50):
+        stopped = search_of(BranchAndBound(replace(settings, max_nodes=limit)), hard)
+        assert stopped.nodes <= limit
+        ended += stopped.exhausted
+        # What waits for its cuts is as open as what is queued.
+        assert stopped.exhausted == (float(stopped.lower.min()) <= proof)
+    assert 10 <= ended < 40
+    again = search_of(BranchAndBound(replace(settings, max_nodes=limit)), hard)
+    assert torch.equal(again.lower, stopped.lower) and again.nodes == stopped.nodes
+
+
+def test_subproblems_go_on_without_cuts_where_those_get_too_large(
+    hard: Property, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+
+    def only_the_first(bounds: SplitBounds, batch: Subproblems, **options: float) -> tuple[Cuts, Subproblems] | None:
+        made.append(not made)
+        return cuts_of(bounds, batch, iterations=20) if len(made) == 1 else None
+
+    monkeypatch.setattr(branch, "cuts_of", only_the_first)
+    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=1, family_nodes=12)
+    outcome = search_of(BranchAndBound(settings), hard)
+    assert made == [True, False]
+    assert not outcome.exhausted and 0 < float(outcome.lower.min()) <= float(hard.minima.min()) + 1e-5
+
+
 @pytest.mark.parametrize("rule", RULES.names())
 def test_every_rule_decides(rule: str, hard: Property) -> None:
     for candidates in (1, 3):
@@ -210,6 +248,7 @@ def test_every_rule_decides(rule: str, hard: Property) -> None:
 
 
 def test_settings_are_checked() -> None:
-    for wrong in ({"batch_size": 0}, {"iterations": 0}, {"max_nodes": 0}, {"attack_steps": -1}, {"rule": "gapp"}):
+    numbers = ({"batch_size": 0}, {"iterations": 0}, {"max_nodes": 0}, {"families": 0}, {"attack_steps": -1})
+    for wrong in (*numbers, {"rule": "gapp"}):
         with pytest.raises(ConfigError):
             Settings(**wrong)  # type: ignore[arg-type]

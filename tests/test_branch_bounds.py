@@ -14,9 +14,9 @@ from gls_lirpa.engine.split import FormBuilder
 from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.engine.split_hull import hull_of
 from gls_lirpa.engine.split_lirpa import lirpa_split_bounds
-from gls_lirpa.engine.split_tighten import cuts_of, tightened
+from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.models import build_model
-from tests.branch_problems import random_subproblems, small_form
+from tests.branch_problems import random_subproblems, root_cuts, small_form
 from tests.exact_nets import KINDS, random_input, random_net
 
 
@@ -42,7 +42,7 @@ def test_gradients_are_the_derivatives() -> None:
     batch = random_subproblems(form, 0, 8)
     batch = replace(batch, alpha=batch.alpha.double(), beta=batch.beta.double(), gamma=batch.gamma.double())
     hull = hull_of(form, iterations=3)
-    cuts = cuts_of(form, hull, iterations=3)
+    cuts = root_cuts(form, hull, iterations=3)
     bounds = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
     batch = replace(batch, kappa=0.5 * bounds.start(batch.rows).kappa.double())
     done = bounds.evaluate(batch)

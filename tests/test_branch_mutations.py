@@ -20,7 +20,7 @@ from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
 from gls_lirpa.engine.split_hull import hull_of
 from gls_lirpa.engine.split_tighten import cuts_of
-from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, search_of
+from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, root_cuts, search_of
 
 
 def _mutated_evaluate(change: Callable[[Subproblems], Subproblems]) -> Callable[..., Pass]:
@@ -177,11 +177,16 @@ def _sound(references: list[tuple[Property, SplitForm, Subproblems, Tensor]]) ->
     stage = BranchAndBound(replace(PLAIN, root_iterations=3, iterations=3))
     for prop, form, batch, exact in references:
         facets = hull_of(form, iterations=6)
-        for hull, cuts in ((None, None), (facets, None), (None, cuts_of(form, facets, iterations=6))):
-            bounds = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
-            plain = replace(batch, gamma=batch.gamma if hull else 0 * batch.gamma)
-            plain = replace(plain, kappa=bounds.start(batch.rows).kappa)
-            for done in (bounds.evaluate(plain), bounds.optimise(plain, iterations=5, target=1e9)[1]):
+        plain = SplitBounds(form, dtype=torch.float64)
+        hulled = SplitBounds(form, hull=facets, dtype=torch.float64)
+        cut = plain.with_cuts(root_cuts(form, facets, iterations=6))
+        flat = replace(batch, gamma=0 * batch.gamma)
+        tried = [(plain, flat), (hulled, batch), (cut, replace(flat, kappa=cut.start(batch.rows).kappa))]
+        renewed = cuts_of(plain, flat, iterations=6)
+        if renewed is not None:
+            tried.append((plain.with_cuts(renewed[0]), renewed[1]))
+        for bounds, given in tried:
+            for done in (bounds.evaluate(given), bounds.optimise(given, iterations=5, target=1e9)[1]):
                 if not (done.value <= exact + 1e-5).all():
                     return False
         outcome = search_of(stage, prop)

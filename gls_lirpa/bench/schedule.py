@@ -34,8 +34,8 @@ def perform_all(runs: Sequence[PlannedRun], out: Path, *, workers: int, progress
             outcomes[run.name] = stored
     due = [run for run in runs if run.name not in outcomes]
     try:
-        for outcome in _parallel(due, out, workers, progress) if workers > 1 and len(due) > 1 else _serial(
-            due, out, progress
+        for outcome in (
+            _parallel(due, out, workers, progress) if workers > 1 and len(due) > 1 else _serial(due, out, progress)
         ):
             outcomes[outcome.name] = outcome
             progress.finished(outcome)

@@ -119,9 +119,7 @@ def _descend(
     return best, worst
 
 
-def _step(
-    model: nn.Module, points: Tensor, labels: Tensor, goal: Tensor | None, last: bool
-) -> tuple[Tensor, Tensor]:
+def _step(model: nn.Module, points: Tensor, labels: Tensor, goal: Tensor | None, last: bool) -> tuple[Tensor, Tensor]:
     """Margins against the strongest class, and the ascent direction towards it or towards ``goal``."""
     margins: list[Tensor] = []
 

@@ -3,7 +3,8 @@
 One search per sample, over all its open classes together. Subproblems are bounded in batches with
 α and β (``engine.split_bounds``), optimised in float32 and accepted only by a float64 evaluation; a
 subproblem with no neuron left to split is an LP. A bound is never below its parent's. What a small first
-tree leaves open begins anew with bounds of groups of neurons, which cost seconds but are far tighter.
+tree leaves open begins anew with bounds of groups of neurons, which cost seconds but are far tighter, and
+are renewed on the way down.
 """
 
 from __future__ import annotations
@@ -152,11 +153,12 @@ class _Search:
         self._rule: Rule = RULES.get(settings.rule)
         steps = settings.hull_iterations
         hull = hull_of(form, iterations=steps, deadline=deadline) if steps else None
-        groups = settings.group_iterations
-        cuts = cuts_of(form, hull, iterations=groups, deadline=deadline) if groups else None
-        self._fast = SplitBounds(form, hull=hull, cuts=cuts)
-        self._exact = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
+        self._fast = SplitBounds(form, hull=hull)
+        self._exact = SplitBounds(form, hull=hull, dtype=torch.float64)
         self._queue = Queue(max_mib=settings.queue_mib)
+        # Those that wait for cuts of their own, and the number of nodes at which the next are made.
+        self._waiting = Queue(max_mib=settings.queue_mib)
+        self._renewal: float = 0 if settings.group_iterations else math.inf
         # The lowest bound among the finished subproblems of each row.
         self._closed = torch.full_like(known, torch.inf)
         self._counterexample: Tensor | None = None
@@ -170,10 +172,17 @@ class _Search:
         root = replace(self._fast.start(rows), bound=self._known.clone())
         self._attack(root)
         self._bound(root, 1 if self._counterexample is not None else self._settings.root_iterations)
-        while len(self._queue) and not self._finished():
-            self._expand()
-        lower = [min(float(done), self._queue.lowest(i)) for i, done in enumerate(self._closed.tolist())]
-        exhausted = (len(self._queue) > 0 or self._leaf_limit) and self._counterexample is None
+        while (len(self._queue) or len(self._waiting)) and not self._finished():
+            if self._nodes >= self._renewal or not len(self._queue):
+                self._renew()
+            else:
+                self._expand()
+        lower = [
+            min(float(done), self._queue.lowest(i), self._waiting.lowest(i))
+            for i, done in enumerate(self._closed.tolist())
+        ]
+        left = len(self._queue) + len(self._waiting)
+        exhausted = (left > 0 or self._leaf_limit) and self._counterexample is None
         return Outcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
 
     def _attack(self, root: Subproblems) -> None:
@@ -186,9 +195,7 @@ class _Search:
         t = torch.cat([torch.zeros(1, self._form.inputs), corners]).to(root.alpha).repeat(len(root), 1)
         rows = torch.cat([root.rows.repeat_interleave(starts + 1), root.rows])
         t = torch.cat([t, self._fast.evaluate(replace(root, gamma=0 * root.gamma), primal=False).t])
-        self._counterexample = self._descent.search(
-            self._form.point(t), rows, starts=len(t), steps=_ROOT_ATTACK_STEPS
-        )
+        self._counterexample = self._descent.search(self._form.point(t), rows, starts=len(t), steps=_ROOT_ATTACK_STEPS)
 
     def _remaining(self) -> int:
         limit = self._settings.max_nodes
@@ -197,6 +204,24 @@ class _Search:
     def _finished(self) -> bool:
         late = time.monotonic() > self._deadline
         return self._counterexample is not None or late or self._remaining() < 2
+
+    def _renew(self) -> None:
+        """Give the lowest subproblems new cuts, and go on below them alone.
+
+        Cuts are made for one linear function of the first layer, and splits change it.
+        """
+        self._queue.move_to(self._waiting)
+        batch, candidates = self._waiting.pop(min(self._settings.families, self._remaining()))
+        found = cuts_of(self._exact, batch, iterations=self._settings.group_iterations, deadline=self._deadline)
+        cuts, batch = (None, batch) if found is None else found
+        self._fast, self._exact = self._fast.with_cuts(cuts), self._exact.with_cuts(cuts)
+        if found is None:
+            self._renewal = math.inf
+            self._queue.push(batch, candidates)
+            self._waiting.move_to(self._queue)
+            return
+        self._bound(batch, self._settings.iterations)
+        self._renewal = self._nodes + self._settings.family_nodes
 
     def _expand(self) -> None:
         """Split the most promising subproblems and bound their children, in one batch.
@@ -213,9 +238,7 @@ class _Search:
     def _bound(self, batch: Subproblems, iterations: int) -> None:
         """Bound a batch, close what is decided, look for counterexamples, queue the rest."""
         self._nodes += len(batch)
-        batch, done = self._fast.optimise(
-            batch, iterations=iterations, target=self._target, deadline=self._deadline
-        )
+        batch, done = self._fast.optimise(batch, iterations=iterations, target=self._target, deadline=self._deadline)
         exact = self._exact.evaluate(batch, primal=False).value
         batch = replace(batch, bound=torch.maximum(batch.bound, exact))
         # Above a finished subproblem of its row, a bound no longer matters to the row's minimum.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gls_lirpa.engine.split_bounds import Subproblems
 class _Entry:
     bound: float
     row: int
+    family: int
     signs: Tensor
     values: Tensor
 
@@ -48,13 +49,20 @@ class Queue:
         self._entries = [entry for entry in self._entries if entry.row != row]
         self._bytes = sum(_size(entry) for entry in self._entries)
 
+    def move_to(self, other: Queue) -> None:
+        """Hand over everything, without κ: what comes from there has no cuts."""
+        if self._entries:
+            batch, candidates = self.pop(len(self._entries))
+            other.push(replace(batch, kappa=batch.kappa[:, :0]), candidates)
+
     def push(self, batch: Subproblems, ranked: Tensor) -> None:
         """Add subproblems with the neurons to split them by, best first."""
         values = torch.cat([batch.alpha, batch.beta, batch.gamma, batch.kappa, ranked.to(batch.alpha)], 1)
         self._cuts = batch.kappa.shape[1]
-        for i, (bound, row) in enumerate(zip(batch.bound.tolist(), batch.rows.tolist(), strict=True)):
+        keys = zip(batch.bound.tolist(), batch.rows.tolist(), batch.family.tolist(), strict=True)
+        for i, (bound, row, family) in enumerate(keys):
             # Copies: a view would keep the whole batch in memory.
-            entry = _Entry(bound, row, batch.signs[i].clone(), values[i].clone())
+            entry = _Entry(bound, row, family, batch.signs[i].clone(), values[i].clone())
             bisect.insort_right(self._entries, entry, key=lambda item: item.bound)
             self._bytes += _size(entry)
 
@@ -70,6 +78,7 @@ class Queue:
         n = signs.shape[1]
         batch = Subproblems(
             torch.tensor([entry.row for entry in taken], device=signs.device),
+            torch.tensor([entry.family for entry in taken], device=signs.device),
             signs,
             values[:, :n].contiguous(),
             values[:, n : 2 * n].contiguous(),

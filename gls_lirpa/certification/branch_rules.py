@@ -69,6 +69,7 @@ def children(batch: Subproblems, neurons: Tensor) -> Subproblems:
     times = len(copies)
     return Subproblems(
         batch.rows.repeat(times),
+        batch.family.repeat(times),
         torch.cat(copies),
         batch.alpha.repeat(times, 1),
         batch.beta.repeat(times, 1),

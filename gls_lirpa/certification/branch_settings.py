@@ -14,7 +14,8 @@ class Settings:
     and always bounded; ``candidates`` > 1: that many neurons are compared by bounding their children;
     ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them;
     ``first_nodes``: size of a first tree over quick bounds, in which easy samples are decided;
-    ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree)."""
+    ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree);
+    ``families``: open subproblems that are given cuts of their own at a time, after every ``family_nodes``."""
 
     max_nodes: int | None = None
     first_nodes: int = 300
@@ -23,7 +24,9 @@ class Settings:
     root_iterations: int = 50
     tightening_iterations: int = 20
     hull_iterations: int = 40
-    group_iterations: int = 150
+    group_iterations: int = 100
+    families: int = 32
+    family_nodes: int = 100
     rule: str = "mixed"
     candidates: int = 16
     max_levels: int = 3
@@ -32,7 +35,8 @@ class Settings:
     attack_steps: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib"):
+        least_one = ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib")
+        for name in (*least_one, "families", "family_nodes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:

@@ -18,6 +18,7 @@ the box and z, v, q are its images under the same linear pieces, then ∂/∂α 
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass, replace
@@ -39,10 +40,11 @@ DECAY = 0.95
 
 @dataclass(frozen=True)
 class Subproblems:
-    """A batch: the row that is bounded, ``signs`` (b, n) in {−1, 0, +1}, α, β, γ (b, n), κ (b, cuts), and the
-    best bound known."""
+    """A batch: the row that is bounded, the ``family`` whose cuts are used, ``signs`` (b, n) in {−1, 0, +1},
+    α, β, γ (b, n), κ (b, cuts), and the best bound known."""
 
     rows: Tensor
+    family: Tensor
     signs: Tensor
     alpha: Tensor
     beta: Tensor
@@ -56,6 +58,7 @@ class Subproblems:
     def __getitem__(self, index: Tensor | slice) -> Subproblems:
         return Subproblems(
             self.rows[index],
+            self.family[index],
             self.signs[index],
             self.alpha[index],
             self.beta[index],
@@ -88,6 +91,7 @@ class _Parts:
 
     rows: Tensor
     groups: list[tuple[int, Tensor | slice]]
+    families: list[tuple[int, Tensor | slice]]
     unsplit: Tensor
     signs: Tensor
     alpha: Tensor
@@ -104,7 +108,8 @@ class _Parts:
             part.to(dtype) for part in (batch.signs, batch.alpha, batch.beta, batch.gamma, batch.kappa)
         )
         chosen = (torch.empty_like(alpha) for _ in range(3))
-        return cls(batch.rows, _groups(batch.rows), batch.signs == 0, signs, alpha, beta, gamma, kappa, *chosen)
+        groups, families = _groups(batch.rows), _groups(batch.family)
+        return cls(batch.rows, groups, families, batch.signs == 0, signs, alpha, beta, gamma, kappa, *chosen)
 
 
 class SplitBounds:
@@ -125,26 +130,34 @@ class SplitBounds:
         self._weight, self._offset = form.weight.to(dtype), form.offset.to(dtype)
         self._hull = None if hull is None else [weight.to(dtype) for weight in hull.weights]
         self._hull_offsets = [] if hull is None else [offset.to(dtype) for offset in hull.offsets]
-        none = form.offset.new_zeros(len(form.offset), 0)
-        self._cuts = None if cuts is None else cuts.weight.to(dtype)
-        self._cut_offsets = (none if cuts is None else cuts.offset).to(dtype)
+        self._cuts = None if cuts is None else cuts.to(dtype)
         lower, upper = form.lower, form.upper
         self._upper_slope = (upper / (upper - lower)).to(dtype)
         self._intercept = (-lower * upper / (upper - lower)).to(dtype)
         ends = [sum(len(layer) for layer in form.layers[: k + 1]) for k in range(len(form.layers))]
         self._spans = [slice(end - len(layer), end) for end, layer in zip(ends, form.layers, strict=True)]
 
+    def with_cuts(self, cuts: Cuts | None) -> SplitBounds:
+        """The same pass with these cuts in place of its own."""
+        other = copy.copy(self)
+        other._cuts = None if cuts is None else cuts.to(self.dtype)
+        return other
+
     def start(self, rows: Tensor) -> Subproblems:
-        """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1 with a hull, κ = 1."""
+        """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1 with a hull.
+
+        κ = 1, every row being the family of its own number.
+        """
         n = len(rows)
         alpha = (self.form.upper > -self.form.lower).to(self.dtype).expand(n, -1).clone()
         return Subproblems(
+            rows,
             rows,
             torch.zeros(n, self.form.neurons, dtype=torch.int8, device=rows.device),
             alpha,
             torch.zeros_like(alpha),
             torch.full_like(alpha, 0.0 if self._hull is None else 1.0),
-            torch.ones_like(self._cut_offsets[rows]),
+            alpha[:, :0] if self._cuts is None else torch.ones_like(self._cuts.offset[rows]),
             torch.full((n,), -torch.inf, dtype=torch.float64, device=rows.device),
         )
 
@@ -156,9 +169,9 @@ class SplitBounds:
         value = self._offset[batch.rows]
         for number in reversed(range(len(self._spans))):
             if number == 0 and self._cuts is not None:
-                value = value - (parts.kappa * self._cut_offsets[batch.rows]).sum(1)
-                for row, members in parts.groups:
-                    coefficients[members, : inputs + self._spans[0].stop] += parts.kappa[members] @ self._cuts[row]
+                value = value - (parts.kappa * self._cuts.offset[batch.family]).sum(1)
+                for k, members in parts.families:
+                    coefficients[members, : inputs + self._spans[0].stop] += parts.kappa[members] @ self._cuts.weight[k]
             value = self._fold(number, parts, coefficients, value)
         head, lam = coefficients[:, :inputs], coefficients[:, inputs:]
         value = value - head.abs().sum(1)
@@ -179,10 +192,11 @@ class SplitBounds:
                 v += parts.shares[:, span] * q
                 saving[:, span] = self._upper_slope[span] * z[:, span] + self._intercept[span] - q
             known[:, before : inputs + span.stop] = v
-        excess = -self._cut_offsets[batch.rows]
+        excess = parts.kappa
         if self._cuts is not None:
-            for row, members in parts.groups:
-                excess[members] += known[members, : inputs + self._spans[0].stop] @ self._cuts[row].t()
+            excess = -self._cuts.offset[batch.family]
+            for k, members in parts.families:
+                excess[members] += known[members, : inputs + self._spans[0].stop] @ self._cuts.weight[k].t()
         return Pass(value, t, z, known[:, inputs:], lam, saving, excess)
 
     def _fold(self, number: int, parts: _Parts, coefficients: Tensor, value: Tensor) -> Tensor:
@@ -208,12 +222,19 @@ class SplitBounds:
         return value
 
     def over_first_layer(self, batch: Subproblems) -> tuple[Tensor, Tensor]:
-        """The batch's rows as linear functions of [t; v₁]: weights (b, inputs + first layer) and constants."""
+        """The batch as linear functions of [t; v₁]: weights (b, inputs + first layer) and constants.
+
+        Neurons of the first layer that are split have become linear functions of t, with their β.
+        """
         parts = _Parts.of(batch, self.dtype)
         coefficients, value = self._weight[batch.rows], self._offset[batch.rows]
         for number in reversed(range(1, len(self._spans))):
             value = self._fold(number, parts, coefficients, value)
-        return coefficients[:, : self.form.inputs + self._spans[0].stop], value
+        inputs, span = self.form.inputs, self._spans[0]
+        lam, signs = coefficients[:, inputs : inputs + span.stop], parts.signs[:, span]
+        through = signs.clamp(min=0) * lam - signs * parts.beta[:, span]
+        head = torch.addmm(coefficients[:, :inputs], through, self._weights[0])
+        return torch.cat([head, lam * parts.unsplit[:, span]], 1), value + through @ self._offsets[0]
 
     def optimise(
         self,

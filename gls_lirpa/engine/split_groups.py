@@ -31,16 +31,19 @@ MOST = 8
 LARGEST = 2**24
 """Values that a layer's weights, the sums of the rows' subsets or the cuts may have; beyond it there are no groups."""
 
-SLOPE_RATE = 0.1
+SLOPE_RATE = 0.6
 ALPHA_RATE = 0.05
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Per row of a form: weight (cuts, inputs + first layer) · [t; v₁] ≤ offset (cuts,), padded with 0 ≤ 0."""
+    """Per family of subproblems: weight (cuts, inputs + first layer) · [t; v₁] ≤ offset (cuts,), padded with 0 ≤ 0."""
 
     weight: Tensor
     offset: Tensor
+
+    def to(self, dtype: torch.dtype) -> Cuts:
+        return Cuts(self.weight.to(dtype), self.offset.to(dtype))
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,10 @@ def _level(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Grouped:
-    """Lower bounds of rows, and the groups' slopes c and offsets d(c) behind them."""
+    """Lower bounds of rows, and the lower slopes α, the groups' slopes c and offsets d(c) behind them."""
 
     value: Tensor
+    alpha: Tensor
     buckets: list[_Bucket]
     slopes: list[Tensor]
     levels: list[Tensor]
@@ -168,7 +172,7 @@ def _exact(
         levels.append(level)
         value = value.index_add(0, bucket.rows, -level)
         linear.view(-1).index_add_(0, bucket.places(inputs).flatten(), -slope.flatten())
-    return Grouped(value - linear.abs().sum(1), buckets, slopes, levels)
+    return Grouped(value - linear.abs().sum(1), alpha, buckets, slopes, levels)
 
 
 def _buckets(layer: Layer, weight: Tensor) -> list[_Bucket] | None:

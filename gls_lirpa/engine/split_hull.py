@@ -111,9 +111,7 @@ def _row_hull(form: SplitForm, row: int, iterations: int, deadline: float) -> tu
     return [n.dense(end) for n, end in zip(layers, ends, strict=True)], [n.upper_offset for n in layers]
 
 
-def _minimiser(
-    form: SplitForm, row: int, layers: list[_Neurons], ends: list[int]
-) -> tuple[Tensor, list[Tensor]]:
+def _minimiser(form: SplitForm, row: int, layers: list[_Neurons], ends: list[int]) -> tuple[Tensor, list[Tensor]]:
     """The point [t; v] at which the row's bound is attained, and the bound's gradients in the lower slopes."""
     coefficients = form.weight[row].clone()
     lams = [coefficients[:0]] * len(layers)

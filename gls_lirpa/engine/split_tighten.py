@@ -1,4 +1,4 @@
-"""What a tree's root can spend on better bounds: tighter pre-activations, and cuts for its rows."""
+"""What a tree can spend on better bounds: tighter pre-activations, and cuts for its subproblems."""
 
 from __future__ import annotations
 
@@ -9,29 +9,35 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.engine.split import SplitForm
-from gls_lirpa.engine.split_bounds import SplitBounds
+from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
 from gls_lirpa.engine.split_groups import Cuts, grouped
-from gls_lirpa.engine.split_hull import Hull, second_layer_bounds
+from gls_lirpa.engine.split_hull import second_layer_bounds
 
 _ROWS_AT_ONCE = 512
-_ROOT_ITERATIONS = 50
 
 
-def cuts_of(form: SplitForm, hull: Hull | None, *, iterations: int, deadline: float = math.inf) -> Cuts | None:
-    """Cuts for every row of the form, made for the linear function of [t; v₁] that its root bound rests on."""
+def cuts_of(
+    bounds: SplitBounds, batch: Subproblems, *, iterations: int, deadline: float = math.inf
+) -> tuple[Cuts, Subproblems] | None:
+    """Cuts for every subproblem of a batch, and the batch with each as a family of its own, to go on with them.
+
+    They are made for the linear function of [t; v₁] that the subproblem's bound rests on, and hold everywhere.
+    """
+    form = bounds.form
     if not form.layers or not len(form.layers[0]):
         return None
-    bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
-    start = bounds.start(torch.arange(len(form.offset), device=form.offset.device))
-    root, _ = bounds.optimise(start, iterations=_ROOT_ITERATIONS, target=math.inf, deadline=deadline)
-    weight, constant = bounds.over_first_layer(root)
+    weight, constant = bounds.over_first_layer(batch)
     found = grouped(form.layers[0], weight, constant, iterations=iterations, deadline=deadline)
-    return None if found is None else found.cuts(form.inputs, len(form.layers[0]))
+    cuts = None if found is None else found.cuts(form.inputs, len(form.layers[0]))
+    if found is None or cuts is None:
+        return None
+    alpha = batch.alpha.clone()
+    alpha[:, : len(form.layers[0])] = found.alpha.to(alpha)
+    family = torch.arange(len(batch), device=batch.rows.device)
+    return cuts, replace(batch, family=family, alpha=alpha, kappa=torch.ones_like(cuts.offset).to(alpha))
 
 
-def tightened(
-    form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf
-) -> SplitForm:
+def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf) -> SplitForm:
     """The form with optimised bounds of its pre-activations: with a hull of the first layer for those of the
     second (and, if asked, its groups), with slopes α for later ones, each neuron's side with its own."""
     for number in range(1, len(form.layers)):
