@@ -230,6 +230,8 @@ def test_curves_are_ordered_and_below_what_an_attack_leaves(trained: tuple[nn.Mo
     assert found.certified["crown"][1] > found.certified["crown"][-1]
     assert found.areas["crown"] == pytest.approx(area_under(radii, found.certified["crown"]), abs=1e-12)
     assert Tightness.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    alone = tightness_curves(model, x, y, radii=radii, relaxations=["alpha-crown"]).certified["alpha-crown"]
+    assert all(abs(a - b) <= sample + 1e-12 for a, b in zip(alone, found.certified["alpha-crown"], strict=True))
 
 
 def test_every_relaxation_of_a_linear_network_is_exact() -> None:
