@@ -19,6 +19,7 @@ import click
 @click.option("--epochs-scale", type=float, default=1.0, help="Shorten every training, e.g. 0.1.")
 @click.option("--samples", type=int, help="Certified test images per run; perturbations in a landscape.")
 @click.option("--seeds", type=int, help="Number of seeds.")
+@click.option("--only", help="Run only these rows, columns or cells, e.g. grad,crown-rgs.")
 @click.option("--data-root", help="Where the datasets' files lie (default: data).")
 @click.option("--device", help="cpu, cuda, cuda:1, …")
 @click.option("--dry-run", is_flag=True, help="List the runs with an estimate of time, and do nothing.")
@@ -38,5 +39,6 @@ def bench(suite: str | None, show: bool, **options: Any) -> None:
         return
     if suite is None:
         raise click.UsageError("expected a suite, e.g. `glscert bench paradox-digits`; --list shows all of them")
-    budget = Budget(options.pop("epochs_scale"), options.pop("samples"), options.pop("seeds"))
+    only = tuple(filter(None, (options.pop("only") or "").split(",")))
+    budget = Budget(options.pop("epochs_scale"), options.pop("samples"), options.pop("seeds"), only)
     bench_job(suite, budget=budget, command=shell_command(["glscert", *sys.argv[1:]]), **options)

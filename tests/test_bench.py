@@ -14,7 +14,7 @@ from gls_lirpa.bench.paper import paper_rows
 from gls_lirpa.bench.report import write_report
 from gls_lirpa.bench.sections import Section, marks
 from gls_lirpa.bench.statistics import estimate, paradox_verdicts
-from gls_lirpa.bench.suite import Budget, Cell, PlannedRun, Suite, planned_runs, scaled
+from gls_lirpa.bench.suite import Budget, Cell, PlannedRun, Suite, planned_runs, scaled, selected
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.bench.tables import cell_table, matrix_table, verdict_table
 from gls_lirpa.errors import ConfigError
@@ -69,6 +69,19 @@ def test_cells_of_a_paradox_differ_in_nothing_but_the_relaxation(name: str) -> N
         by_estimator.setdefault(run.config.estimator, set()).add(json.dumps(fields))
         assert run.needs == runs[0].name
     assert {key: len(value) for key, value in by_estimator.items()} == {"grad": 1, "pgpe": 1, "rgs": 1}
+
+
+def test_only_some_cells_with_what_they_start_from() -> None:
+    runs = planned_runs(SUITES.get("paradox-digits"), Budget(seeds=2), out=OUT, changes={})
+    assert selected(runs, ()) == runs
+    chosen = selected(runs, ("crown-rgs", "grad"))
+    assert {(run.cell.row, run.cell.column) for run in chosen} == {
+        ("pgd", "start"), ("crown", "rgs"), *((row, "grad") for row in CELLS)
+    }  # fmt: skip
+    assert len(chosen) == 1 + 2 * 5 and chosen[0].cell.row == "pgd"
+    assert {run.cell.column for run in selected(runs, ("hbox",))} == {"start", "grad", "pgpe", "rgs"}
+    with pytest.raises(ConfigError, match="no cell 'crwon' in this suite: expected --only among"):
+        selected(runs, ("grad", "crwon"))
 
 
 def test_the_papers_numbers_stand_beside_the_cells_of_their_setting() -> None:

@@ -37,6 +37,20 @@ def test_a_failing_run_is_shown_and_stops_nothing(tmp_path: Path) -> None:
     assert "Runs without a result" in page.read_text()
 
 
+def test_cells_that_were_not_asked_for_are_missing_from_the_report(tmp_path: Path) -> None:
+    given = {"dataset": "digits", "net": "cnn3-tiny", "relaxation": "ibp", "limit": 100, "epochs": 1}
+    cells = (
+        Cell("", "ibp", "grad", {**given, "estimator": "grad"}),
+        Cell("", "ibp", "rgs", {**given, "estimator": "rgs"}),
+    )
+    suite = Suite("partly", "", cells, samples=2, timeout=1.0)
+    for only, expected in ((("grad",), ["done", "missing"]), (("ibp-rgs",), ["done", "done"])):
+        page = bench_job(suite, out=tmp_path, budget=Budget(only=only), workers=1)
+        rows = list(csv.DictReader((tmp_path / "runs.csv").read_text().splitlines()))
+        assert [row["status"] for row in rows] == expected
+        assert page is not None and f"only the cells of {only[0]}" in page.read_text()
+
+
 def test_an_interrupted_suite_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a run; the same command then gives what an uninterrupted suite gives."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -16,7 +16,7 @@ from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.renderers import RENDERERS
 from gls_lirpa.bench.report import write_report
 from gls_lirpa.bench.schedule import perform_all
-from gls_lirpa.bench.suite import Budget, PlannedRun, Suite, planned_runs
+from gls_lirpa.bench.suite import Budget, PlannedRun, Suite, planned_runs, selected
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.files import take_lock
@@ -65,16 +65,19 @@ def bench_job(
     folder = out or Path("bench") / suite.name
     changes = {key: value for key, value in (("data_root", data_root), ("device", device)) if value is not None}
     runs = [] if run is not None else planned_runs(suite, budget, out=folder, changes=changes)
+    chosen = selected(runs, budget.only)
     console = Console(stderr=True)
     for planned in runs:
         check_folder(planned, folder)
     if dry_run:
-        show_plan(suite, budget, runs, folder, workers)
+        show_plan(suite, budget, chosen, folder, workers)
         return None
     _writable(folder)
     with (folder / "suite.lock").open("a") as lock:
         take_lock(lock, busy=f"another process is running a suite in {str(folder)!r}")
-        outcomes = _outcomes(runs, folder, workers, console, report_only, command)
+        due = [] if report_only else chosen
+        performed = {outcome.name: outcome for outcome in _perform(due, folder, workers, console, command)}
+    outcomes = [performed.get(run.name) or read_outcome(run, folder) or _missing(run) for run in runs]
     network = _network(runs, run, folder)
     context = Context(suite, budget, tuple(runs), tuple(outcomes), folder, network, data_root, net, console)
     page = write_report(folder, suite, budget, runs, outcomes, RENDERERS[suite.renderer](context))
@@ -84,11 +87,13 @@ def bench_job(
     return page
 
 
-def _outcomes(
-    runs: list[PlannedRun], folder: Path, workers: int, console: Console, report_only: bool, command: str
-) -> list[Outcome]:
-    if report_only or not runs:
-        return [read_outcome(run, folder) or without_result(run, "not run yet", status="missing") for run in runs]
+def _missing(run: PlannedRun) -> Outcome:
+    return without_result(run, "not run yet", status="missing")
+
+
+def _perform(runs: list[PlannedRun], folder: Path, workers: int, console: Console, command: str) -> list[Outcome]:
+    if not runs:
+        return []
     with SuiteProgress(console, runs, folder) as progress:
         try:
             return perform_all(runs, folder, workers=workers, progress=progress)

@@ -59,6 +59,7 @@ class Budget:
     epochs_scale: float = 1.0
     samples: int | None = None
     seeds: int | None = None
+    only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.epochs_scale) or self.epochs_scale <= 0:
@@ -80,6 +81,8 @@ class Budget:
             found.append(f"{self.samples} samples instead of {suite.samples or 'the whole split'}")
         if self.seeds is not None and self.seeds != len(suite.seeds):
             found.append(f"{self.seeds} seed{'s' * (self.seeds > 1)} instead of {len(suite.seeds)}")
+        if self.only:
+            found.append(f"only the cells of {', '.join(self.only)}")
         return found
 
 
@@ -114,6 +117,22 @@ def planned_runs(suite: Suite, budget: Budget, *, out: Path, changes: Fields) ->
         for cell in _ordered(suite)
         for seed in (seeds[:1] if cell.once else seeds)
     ]
+
+
+def selected(runs: list[PlannedRun], only: tuple[str, ...]) -> list[PlannedRun]:
+    """The runs of the named rows, columns or cells (``row-column``), with those they start from; all without names."""
+    if not only:
+        return runs
+    names = {run.name: {run.cell.row, run.cell.column, f"{run.cell.row}-{run.cell.column}"} for run in runs}
+    known = set().union(*names.values())
+    for text in only:
+        if text not in known:
+            raise ConfigError(f"no cell {text!r} in this suite: expected --only among {', '.join(sorted(known))}")
+    kept = {run.name for run in runs if names[run.name] & set(only)}
+    for run in reversed(runs):
+        if run.name in kept and run.needs is not None:
+            kept.add(run.needs)
+    return [run for run in runs if run.name in kept]
 
 
 def _ordered(suite: Suite) -> Iterator[Cell]:

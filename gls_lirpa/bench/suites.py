@@ -61,7 +61,7 @@ def _paradox(
 
 
 _SMALL: Fields = {"warmup": 0.0, "l1": 0.0, "eps_warmup_epochs": 0.0, "lr_factor": 0.2}
-_DIGITS: Fields = {"epochs": 60, "batch_size": 128, "lr": 5e-3, "milestones": (40, 50), "eps_anneal_epochs": 20.0}
+_DIGITS: Fields = {"epochs": 40, "batch_size": 128, "lr": 5e-3, "milestones": (27, 34), "eps_anneal_epochs": 14.0}
 _MNIST_SMALL: Fields = {"epochs": 10, "batch_size": 128, "lr": 5e-3, "milestones": (7, 9), "eps_anneal_epochs": 4.0}
 
 _paradox(
@@ -74,11 +74,11 @@ _paradox(
         "grad": _DIGITS,
         "rgs": {**_DIGITS, "sigma": 1e-3, "samples": 2},
         "pgpe": {
-            "epochs": 6,
+            "epochs": 4,
             "batch_size": 128,
             "lr": 1e-3,
             "lr_factor": 0.4,
-            "milestones": (4, 5),
+            "milestones": (2.7, 3.3),
             "eps_shape": "none",
             "sigma": 1e-2,
             "population": 64,
@@ -89,13 +89,13 @@ _paradox(
 
 _paradox(
     "paradox-mnist-small",
-    "relaxations × estimators on 10,000 MNIST images, cnn3-tiny, eps 0.1; under two hours on two cores",
-    "mnist 0.1 cnn3-tiny",
+    "relaxations × estimators on 10,000 MNIST images, cnn3-tiny, eps 0.2; under two hours on two cores",
+    "mnist 0.2 cnn3-tiny",
     common={
         **_SMALL,
         "dataset": "mnist",
         "net": "cnn3-tiny",
-        "eps": 0.1,
+        "eps": 0.2,
         "limit": 10_000,
         "val_fraction": 0.1,
         "eval_samples": 256,
