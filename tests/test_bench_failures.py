@@ -51,7 +51,7 @@ def test_cells_that_were_not_asked_for_are_missing_from_the_report(tmp_path: Pat
         assert page is not None and f"only the cells of {only[0]}" in page.read_text()
 
 
-def test_an_interrupted_suite_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def check_interruption(tmp_path: Path, *, workers: int) -> None:
     """Ctrl-C in the middle of a run; the same command then gives what an uninterrupted suite gives."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     script = (
@@ -60,25 +60,29 @@ def test_an_interrupted_suite_goes_on_where_it_stopped(tmp_path: Path) -> None:
         "o = dict(dataset='digits', net='cnn3-tiny', relaxation='crown-ibp', estimator='rgs', epochs=6, limit=400, "
         "milestones=(4,), eps_anneal_epochs=2.0)\n"
         "s = Suite('s', '', (Cell('', 'crown-ibp', 'rgs', o),), seeds=(0, 1), samples=10, timeout=2.0)\n"
-        "bench_job(s, out=Path(sys.argv[1]), budget=Budget(), workers=1, command='again')\n"
+        "bench_job(s, out=Path(sys.argv[1]), budget=Budget(), workers=int(sys.argv[2]), command='again')\n"
     )
     file = tmp_path / "suite.py"
     file.write_text(script)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    subprocess.run([sys.executable, str(file), str(whole)], check=True, capture_output=True, env=environment)
+
+    def command(out: Path) -> list[str]:
+        return [sys.executable, str(file), str(out), str(workers)]
+
+    subprocess.run(command(whole), check=True, capture_output=True, env=environment)
     process = subprocess.Popen(
-        [sys.executable, str(file), str(cut)], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        command(cut), env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
     metrics = cut / "runs" / "crown-ibp-rgs-s0" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group
     _, error = process.communicate(timeout=120)
     assert process.returncode != 0
     assert b"continue with `again`" in error
     assert not (cut / "report.html").exists()
-    subprocess.run([sys.executable, str(file), str(cut)], check=True, capture_output=True, env=environment)
+    subprocess.run(command(cut), check=True, capture_output=True, env=environment)
 
     def results(out: Path) -> list[dict[str, str]]:
         timing = ("train_seconds", "certify_seconds")
@@ -86,6 +90,10 @@ def test_an_interrupted_suite_goes_on_where_it_stopped(tmp_path: Path) -> None:
         return [{key: value for key, value in row.items() if key not in timing} for row in rows]
 
     assert results(cut) == results(whole)
+
+
+def test_an_interrupted_suite_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    check_interruption(tmp_path, workers=1)
 
 
 def test_command_line_on_a_trained_run_and_report_only(glscert: Glscert, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from gls_lirpa.bench.job import bench_job
 from gls_lirpa.bench.suite import Budget, Cell, Suite
 from gls_lirpa.bench.suites import SUITES
 
+from .test_bench_failures import check_interruption
+
 OPTIONS = {"dataset": "digits", "net": "cnn3-tiny", "limit": 300, "epochs": 2, "batch_size": 64}
 
 
@@ -51,6 +53,10 @@ def test_a_failure_on_a_worker_stops_nothing(tmp_path: Path) -> None:
         "after it": "failed",
         "ibp": "done",
     }
+
+
+def test_ctrl_c_ends_the_workers_and_keeps_what_they_did(tmp_path: Path) -> None:
+    check_interruption(tmp_path, workers=2)
 
 
 def test_speed_suite(tmp_path: Path) -> None:
