@@ -102,7 +102,7 @@ BAD = {
     "operation": "graph node 'sin'",
     "unknown operation": "NoSuchOperation",
     "product": "mul",
-    "wrong shapes": "",
+    "wrong shapes": "Incompatible dimensions",
     "open shape": "expected fixed sizes",
     "batch of two": "expected a batch size of 1",
     "integers": "expected float or double",

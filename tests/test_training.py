@@ -118,6 +118,21 @@ def test_a_killed_process_can_be_resumed(tmp_path: Path) -> None:
     assert state["position"]["epoch"] >= 1
 
 
+def test_a_run_folder_that_goes_away_is_one_line(tmp_path: Path) -> None:
+    options = "--net cnn3-tiny --limit 200 --epochs 2000 --relaxation ibp --estimator grad".split()
+    command = [sys.executable, "-m", "glscert", "train", "--out", str(tmp_path / "run"), *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("epoch 2/"):
+            (tmp_path / "run").rename(tmp_path / "elsewhere")
+            break
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "Traceback" not in error and "No such file or directory" in error.splitlines()[-1]
+    assert load_run(tmp_path / "elsewhere").config.epochs == 2000
+
+
 def test_batchnorm_network_trains_and_holds_population_statistics(tmp_path: Path) -> None:
     source = tmp_path / "net.py"
     source.write_text(
