@@ -191,6 +191,7 @@ def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
     held_out = sorted({run.held_out for run in dynamics.runs})
     lower.set_ylabel(f"certified on {', '.join(held_out)} [%]")
     lower.set_xlabel("epoch")
+    lower.xaxis.get_major_locator().set_params(integer=True)
     lower.set_ylim(0, 100)
     annealed = sorted({run.annealed for run in dynamics.runs if run.annealed > run.epochs[0]})
     for panel in (upper, lower):

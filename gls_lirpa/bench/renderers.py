@@ -96,13 +96,21 @@ def _tightness_section(context: Context, found: Tightness) -> Section:
     file = context.out / "tightness.png"
     draw_tightness(found, file)
     order = sorted(found.areas, key=lambda name: found.areas[name])
-    rows = tuple(
-        (Entry(name), Entry(f"{found.areas[name]:.4f}"), *(Entry(f"{100 * v:.1f}") for v in found.certified[name]))
-        for name in order
+    areas = (Entry("AUC"), *(Entry(f"{found.areas[name]:.4f}") for name in order), Entry(""))
+    rows = (
+        areas,
+        *(
+            (
+                Entry(f"{radius:.3g}"),
+                *(Entry(f"{100 * found.certified[name][i]:.1f}") for name in order),
+                Entry(f"{100 * found.adversarial[i]:.1f}" if found.adversarial else ""),
+            )
+            for i, radius in enumerate(found.radii)
+        ),
     )
-    header = ("relaxation", "AUC", *(f"{radius:.3g}" for radius in found.radii))
+    header = ("radius", *order, "PGD")
     shown = f"{found.samples} test images; natural {100 * found.natural:.1f}"
-    note = f"Certified accuracy in per cent at each radius on {shown}."
+    note = f"Certified accuracy in per cent at each radius on {shown}; PGD: what an attack leaves, an upper limit."
     return Section(
         "Tightness",
         (
