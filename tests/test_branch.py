@@ -224,19 +224,22 @@ def test_new_cuts_on_the_way_down_keep_the_limit_and_the_verdict(families: int, 
     assert torch.equal(again.lower, stopped.lower) and again.nodes == stopped.nodes
 
 
-def test_subproblems_go_on_without_cuts_where_those_get_too_large(
-    hard: Property, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("fitting", "families"), [(0, [4, 2, 1]), (1, [4, 2, 1, 1, 1]), (2, [4, 2, 2, 2])])
+def test_fewer_or_no_cuts_where_they_get_too_large(
+    fitting: int, families: list[int], hard: Property, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[bool] = []
+    """After those of the root; the verdict is the same."""
+    asked: list[int] = []
 
-    def only_the_first(bounds: SplitBounds, batch: Subproblems, **options: float) -> tuple[Cuts, Subproblems] | None:
-        made.append(not made)
-        return cuts_of(bounds, batch, iterations=20) if len(made) == 1 else None
+    def limited(bounds: SplitBounds, batch: Subproblems, **options: float) -> tuple[Cuts, Subproblems] | None:
+        asked.append(len(batch))
+        fits = len(asked) == 1 or len(batch) <= fitting
+        return cuts_of(bounds, batch, iterations=20) if fits else None
 
-    monkeypatch.setattr(branch, "cuts_of", only_the_first)
-    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=1, family_nodes=12)
+    monkeypatch.setattr(branch, "cuts_of", limited)
+    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=4, family_nodes=12)
     outcome = search_of(BranchAndBound(settings), hard)
-    assert made == [True, False]
+    assert asked[1 : len(families) + 1] == families and (fitting or len(asked) == 4)
     assert not outcome.exhausted and 0 < float(outcome.lower.min()) <= float(hard.minima.min()) + 1e-5
 
 

@@ -159,6 +159,7 @@ class _Search:
         # Those that wait for cuts of their own, and the number of nodes at which the next are made.
         self._waiting = Queue(max_mib=settings.queue_mib)
         self._renewal: float = 0 if settings.group_iterations else math.inf
+        self._families = settings.families
         # The lowest bound among the finished subproblems of each row.
         self._closed = torch.full_like(known, torch.inf)
         self._counterexample: Tensor | None = None
@@ -208,18 +209,22 @@ class _Search:
     def _renew(self) -> None:
         """Give the lowest subproblems new cuts, and go on below them alone.
 
-        Cuts are made for one linear function of the first layer, and splits change it.
+        Cuts are made for one linear function of the first layer, and splits change it. Where they are too large
+        even for one subproblem, there are none.
         """
         self._queue.move_to(self._waiting)
-        batch, candidates = self._waiting.pop(min(self._settings.families, self._remaining()))
+        batch, candidates = self._waiting.pop(min(self._families, self._remaining()))
         found = cuts_of(self._exact, batch, iterations=self._settings.group_iterations, deadline=self._deadline)
-        cuts, batch = (None, batch) if found is None else found
-        self._fast, self._exact = self._fast.with_cuts(cuts), self._exact.with_cuts(cuts)
         if found is None:
-            self._renewal = math.inf
-            self._queue.push(batch, candidates)
-            self._waiting.move_to(self._queue)
+            self._waiting.push(batch, candidates)
+            self._families = len(batch) // 2
+            if not self._families:
+                self._renewal = math.inf
+                self._fast, self._exact = self._fast.with_cuts(None), self._exact.with_cuts(None)
+                self._waiting.move_to(self._queue)
             return
+        cuts, batch = found
+        self._fast, self._exact = self._fast.with_cuts(cuts), self._exact.with_cuts(cuts)
         self._bound(batch, self._settings.iterations)
         self._renewal = self._nodes + self._settings.family_nodes
 
