@@ -43,7 +43,7 @@ def test_gradients_are_the_derivatives() -> None:
     batch = replace(batch, alpha=batch.alpha.double(), beta=batch.beta.double(), gamma=batch.gamma.double())
     hull = hull_of(form, iterations=3)
     cuts = root_cuts(form, hull, iterations=3)
-    bounds = SplitBounds(form, hull=hull, cuts=cuts, dtype=torch.float64)
+    bounds = SplitBounds(form, hull=hull, dtype=torch.float64).with_cuts(cuts)
     batch = replace(batch, kappa=0.5 * bounds.start(batch.rows).kappa.double())
     done = bounds.evaluate(batch)
     free = (batch.signs == 0).double()

@@ -155,7 +155,7 @@ def test_second_layer_bounds_hold_and_cuts_help(kind: str) -> None:
         for each, groups in ((plain, 0), (tight, 60)):
             hull = hull_of(each, iterations=20)
             cuts = root_cuts(each, hull, iterations=groups) if groups else None
-            bounds = SplitBounds(each, hull=hull, cuts=cuts, dtype=torch.float64)
+            bounds = SplitBounds(each, hull=hull, dtype=torch.float64).with_cuts(cuts)
             start = bounds.start(torch.arange(len(form.offset)))
             values.append(bounds.optimise(start, iterations=40, target=1e9)[1].value)
             assert (values[-1] <= exact + 1e-6).all()

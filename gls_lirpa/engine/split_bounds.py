@@ -120,7 +120,6 @@ class SplitBounds:
         form: SplitForm,
         *,
         hull: Hull | None = None,
-        cuts: Cuts | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.form = form
@@ -130,7 +129,7 @@ class SplitBounds:
         self._weight, self._offset = form.weight.to(dtype), form.offset.to(dtype)
         self._hull = None if hull is None else [weight.to(dtype) for weight in hull.weights]
         self._hull_offsets = [] if hull is None else [offset.to(dtype) for offset in hull.offsets]
-        self._cuts = None if cuts is None else cuts.to(dtype)
+        self._cuts: Cuts | None = None
         lower, upper = form.lower, form.upper
         self._upper_slope = (upper / (upper - lower)).to(dtype)
         self._intercept = (-lower * upper / (upper - lower)).to(dtype)
