@@ -27,7 +27,10 @@ def _difference(ours: Estimate | None, paper: float | None) -> str:
 
 
 def cell_table(suite: Suite, outcomes: Sequence[Outcome]) -> Table:
-    """One row per cell; best and second certified accuracy are marked within each setting."""
+    """One row per cell; best and second certified accuracy are marked within each setting.
+
+    Where there is one setting alone it stands in the note, so that the table fits a page.
+    """
     paper = any(cell.paper for cell in suite.cells)
     header = ["setting", "method", "estimator", "natural", "adversarial", "certified", "unknown", "seeds", "minutes"]
     if paper:
@@ -41,7 +44,11 @@ def cell_table(suite: Suite, outcomes: Sequence[Outcome]) -> Table:
         mark = dict(zip(rivals, marks(means), strict=True)).get(cell.key, "")
         rows.append(tuple(_cell_row(cell, own, certified[cell.key], mark, paper)))
     note = "Mean ± standard deviation over seeds, in per cent of the certified test images; bold: best, italic: second."
-    return Table("cells", tuple(header), tuple(rows), labels=3, note=note)
+    settings = sorted({cell.group for cell in suite.cells})
+    if len(settings) > 1:
+        return Table("cells", tuple(header), tuple(rows), labels=3, note=note)
+    note = f"{settings[0]}. {note}" if settings and settings[0] else note
+    return Table("cells", tuple(header[1:]), tuple(row[1:] for row in rows), labels=2, note=note)
 
 
 def _cell_row(
