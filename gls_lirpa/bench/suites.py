@@ -81,7 +81,7 @@ _paradox(
             "milestones": (2.7, 3.3),
             "eps_shape": "none",
             "sigma": 1e-2,
-            "population": 64,
+            "population": 48,
         },
     },
     samples=None,
