@@ -141,7 +141,9 @@ def _session(path: Path, content: bytes) -> Any:
     try:
         return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except _runtime_failures() as error:
-        raise CheckpointError(f"onnxruntime refuses network {str(path)!r}: {_line(error)}") from error
+        # The path again would leave no room for the reason.
+        reason = _line(error, without=f"Load model from {path} failed:")
+        raise CheckpointError(f"onnxruntime refuses network {str(path)!r}: {reason}") from error
 
 
 def _runtime_failures() -> tuple[type[Exception], ...]:
@@ -192,6 +194,6 @@ def _library(name: str) -> Any:
         raise CheckpointError(f"ONNX files need the package {name}: {_line(error)}") from error
 
 
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+def _line(error: BaseException, *, without: str = " ") -> str:
+    text = " ".join(str(error).replace(without, " ").split())
     return text[:200] or type(error).__name__
