@@ -84,18 +84,13 @@ def run() -> None:
     except Exception as error:
         if debug or not (_is_ours(error) or isinstance(error, OSError)):
             raise
-        _fail(_message(error), 130 if type(error).__name__ == "Interrupted" else 2)
+        hint = "" if _is_ours(error) else " (--debug shows where)"
+        _fail(f"{error}{hint}", 130 if type(error).__name__ == "Interrupted" else 2)
 
 
 def _is_ours(error: Exception) -> bool:
     # Looked up by name, because importing the package here would slow down every usage error.
     return any(kind.__name__ == "GLSError" for kind in type(error).__mro__)
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {str(error.filename or 'no file named')!r} (--debug shows where it was needed)"
-    return str(error)
 
 
 def _fail(message: str, code: int) -> None:

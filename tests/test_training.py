@@ -101,15 +101,18 @@ def test_resume_after_a_kill_forgets_what_came_after_the_checkpoint(tmp_path: Pa
     assert untimed(folder.metrics()) == untimed(RunFolder(tmp_path / "whole").metrics())
 
 
-def test_a_killed_process_can_be_resumed(tmp_path: Path) -> None:
-    """SIGKILL at an arbitrary moment: the folder still holds a loadable checkpoint."""
-    options = "--net cnn3-tiny --limit 200 --epochs 200 --relaxation ibp --estimator grad".split()
-    command = [sys.executable, "-m", "glscert", "train", "--out", str(tmp_path / "run"), *options]
+def _in_its_third_epoch(out: Path, *, epochs: int) -> subprocess.Popen[str]:
+    options = f"--net cnn3-tiny --limit 200 --epochs {epochs} --relaxation ibp --estimator grad".split()
+    command = [sys.executable, "-m", "glscert", "train", "--out", str(out), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("epoch 2/"):
-            break
+    next(line for line in process.stderr if line.startswith("epoch 2/"))
+    return process
+
+
+def test_a_killed_process_can_be_resumed(tmp_path: Path) -> None:
+    """SIGKILL at an arbitrary moment: the folder still holds a loadable checkpoint."""
+    process = _in_its_third_epoch(tmp_path / "run", epochs=200)
     process.kill()
     process.communicate()
     run = load_run(tmp_path / "run")
@@ -119,14 +122,8 @@ def test_a_killed_process_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_goes_away_is_one_line(tmp_path: Path) -> None:
-    options = "--net cnn3-tiny --limit 200 --epochs 2000 --relaxation ibp --estimator grad".split()
-    command = [sys.executable, "-m", "glscert", "train", "--out", str(tmp_path / "run"), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("epoch 2/"):
-            (tmp_path / "run").rename(tmp_path / "elsewhere")
-            break
+    process = _in_its_third_epoch(tmp_path / "run", epochs=2000)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
     _, error = process.communicate(timeout=120)
     assert process.returncode == 2
     assert "Traceback" not in error and "No such file or directory" in error.splitlines()[-1]

@@ -61,7 +61,7 @@ def _parallel(due: Sequence[PlannedRun], out: Path, workers: int, progress: Suit
     ray = ray_session.acquire(None, actors=min(workers, len(due)), gpus=0.0, store_bytes=0)
     try:
         task = ray.remote(num_cpus=1, max_retries=0)(_remote)
-        # Suites list their cells from cheap to dear: the dear ones first leave no worker idle at the end.
+        # The paradox suites list their cells from cheap to dear: the dear ones first leave no worker idle at the end.
         waiting, open_runs = list(reversed(due)), {run.name for run in due}
         lost: set[str] = set()
         busy: dict[Any, PlannedRun] = {}
