@@ -14,9 +14,10 @@ from gls_lirpa.certification.stage import OpenSamples, Subject
 from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
-from gls_lirpa.engine.split_groups import Cuts
+from gls_lirpa.engine.split_envelopes import Envelopes
+from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_hull import Hull
-from gls_lirpa.engine.split_tighten import cuts_of
+from gls_lirpa.engine.split_tighten import envelopes_of
 from tests.exact_nets import problem, random_input, random_net
 
 PLAIN = Settings(
@@ -30,8 +31,8 @@ PLAIN = Settings(
 )
 """Weak bounds and no descent: the tree must do the work."""
 
-RENEWING = replace(PLAIN, first_nodes=2, group_iterations=5, families=2, family_nodes=1)
-"""The same with new cuts at nearly every step."""
+RENEWING = replace(PLAIN, first_nodes=2, group_iterations=5, families=2)
+"""The same with groups of neurons, few at a time."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,14 @@ def random_subproblems(form: SplitForm, seed: int, count: int) -> Subproblems:
     )
 
 
-def root_cuts(form: SplitForm, hull: Hull | None, *, iterations: int) -> Cuts | None:
+def root_envelopes(form: SplitForm, hull: Hull | None, *, iterations: int) -> Envelopes | None:
+    """Of every row's unsplit problem, groups joined for the first row; None without a neuron in the first layer."""
     bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
     start = bounds.start(torch.arange(len(form.offset)))
     root, _ = bounds.optimise(start, iterations=50, target=torch.inf)
-    found = cuts_of(bounds, root, iterations=iterations)
+    weight, _ = bounds.over_first_layer(root)
+    groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
+    found = None if groups is None else envelopes_of(bounds, root, groups, iterations=iterations)
     return None if found is None else found[0]
 
 

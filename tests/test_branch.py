@@ -18,8 +18,9 @@ from gls_lirpa.certification.stage import Findings
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
-from gls_lirpa.engine.split_groups import Cuts
-from gls_lirpa.engine.split_tighten import cuts_of
+from gls_lirpa.engine.split_envelopes import Envelopes
+from gls_lirpa.engine.split_groups import Groups
+from gls_lirpa.engine.split_tighten import envelopes_of
 from gls_lirpa.errors import ConfigError
 from tests.branch_problems import PLAIN, RENEWING, Property, minimum, near_boundary, search_of
 from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
@@ -206,8 +207,8 @@ def test_both_trees_share_the_node_limit(hard: Property) -> None:
 
 
 @pytest.mark.parametrize("families", [2, 5])
-def test_new_cuts_on_the_way_down_keep_the_limit_and_the_verdict(families: int, hard: Property) -> None:
-    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=families, family_nodes=6)
+def test_new_slopes_on_the_way_down_keep_the_limit_and_the_verdict(families: int, hard: Property) -> None:
+    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=families)
     outcome = search_of(BranchAndBound(settings), hard)
     assert not outcome.exhausted and float(outcome.lower.min()) > 0
     assert (outcome.lower <= hard.minima + 1e-5).all()
@@ -217,29 +218,31 @@ def test_new_cuts_on_the_way_down_keep_the_limit_and_the_verdict(families: int, 
         stopped = search_of(BranchAndBound(replace(settings, max_nodes=limit)), hard)
         assert stopped.nodes <= limit
         ended += stopped.exhausted
-        # What waits for its cuts is as open as what is queued.
+        # What waits for its slopes is as open as what is queued.
         assert stopped.exhausted == (float(stopped.lower.min()) <= proof)
     assert 10 <= ended < 40
     again = search_of(BranchAndBound(replace(settings, max_nodes=limit)), hard)
     assert torch.equal(again.lower, stopped.lower) and again.nodes == stopped.nodes
 
 
-@pytest.mark.parametrize(("fitting", "families"), [(0, [4, 2, 1]), (1, [4, 2, 1, 1, 1]), (2, [4, 2, 2, 2])])
-def test_fewer_or_no_cuts_where_they_get_too_large(
+@pytest.mark.parametrize(("fitting", "families"), [(0, [2, 1]), (1, [2, 1, 1, 1, 1]), (2, [2, 1, 1, 2])])
+def test_fewer_or_no_slopes_where_they_get_too_large(
     fitting: int, families: list[int], hard: Property, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After those of the root; the verdict is the same."""
     asked: list[int] = []
 
-    def limited(bounds: SplitBounds, batch: Subproblems, **options: float) -> tuple[Cuts, Subproblems] | None:
+    def limited(
+        bounds: SplitBounds, batch: Subproblems, groups: Groups, **options: float
+    ) -> tuple[Envelopes, Subproblems] | None:
         asked.append(len(batch))
         fits = len(asked) == 1 or len(batch) <= fitting
-        return cuts_of(bounds, batch, iterations=20) if fits else None
+        return envelopes_of(bounds, batch, groups, iterations=20) if fits else None
 
-    monkeypatch.setattr(branch, "cuts_of", limited)
-    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=4, family_nodes=12)
+    monkeypatch.setattr(branch, "envelopes_of", limited)
+    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=4)
     outcome = search_of(BranchAndBound(settings), hard)
-    assert asked[1 : len(families) + 1] == families and (fitting or len(asked) == 4)
+    assert asked[1 : len(families) + 1] == families and (fitting or len(asked) == 3)
     assert not outcome.exhausted and 0 < float(outcome.lower.min()) <= float(hard.minima.min()) + 1e-5
 
 

@@ -10,19 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.certification.branch_rules import children
 from gls_lirpa.certification.exact_lp import minimise
-from gls_lirpa.engine import ascent, split_groups
+from gls_lirpa.engine import ascent, split_ascend, split_groups
 from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.engine.split import FormBuilder, SplitForm
+from gls_lirpa.engine.split_ascend import Ascended, ascend
 from gls_lirpa.engine.split_bounds import SplitBounds
-from gls_lirpa.engine.split_groups import grouped
+from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_tighten import cuts_of, tightened
-from tests.branch_problems import random_subproblems, root_cuts, small_form
+from gls_lirpa.engine.split_tighten import envelopes_of, tightened
+from tests.branch_problems import random_subproblems, root_envelopes, small_form
 from tests.exact_nets import KINDS
 
 
-@pytest.mark.parametrize("module", [ascent, split_groups])
+@pytest.mark.parametrize("module", [ascent, split_ascend])
 def test_docstring_examples(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
@@ -44,24 +46,31 @@ def _pre_activations(form: SplitForm, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cuts_hold_in_the_whole_box(kind: str) -> None:
-    checked = 0
+def test_envelopes_lie_above_the_weighted_sums_for_any_weights(kind: str) -> None:
+    """Σ ω v ≤ c·t + d in the whole box, for weights and slopes that were not made for each other."""
+    checked, joined = 0, 0
     for seed in range(4):
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
-        cuts = root_cuts(form, hull_of(form, iterations=5), iterations=20)
-        assert cuts is not None
+        envelopes = root_envelopes(form, hull_of(form, iterations=5), iterations=20)
+        assert envelopes is not None
+        groups, first = envelopes.groups, form.layers[0]
+        joined += int((groups.members >= 0).sum(1).max()) > 1
+        generator = torch.Generator().manual_seed(seed)
+        omega = (torch.rand(2, len(first), generator=generator) * 2 - 0.5).clamp(min=0).double()
+        terms = envelopes.terms(omega, torch.tensor([0, len(form.offset) - 1]))
         t = _positions(form, seed)
-        first = form.layers[0]
-        known = torch.cat([t, (t @ first.weight.t() + first.offset).clamp(min=0)], 1)
-        excess = torch.einsum("rcn,pn->rcp", cuts.weight, known) - cuts.offset.unsqueeze(2)
-        assert (excess <= 1e-9).all()
-        checked += int((cuts.weight != 0).any(2).sum())
-    assert checked >= 3
+        v = (t @ first.weight.t() + first.offset).clamp(min=0)
+        for bucket in terms.buckets:
+            for row, group, members in zip(bucket.rows, bucket.groups, bucket.members, strict=True):
+                above = t[:, groups.index[group]] @ terms.slope[row, group] + terms.level[row, group]
+                assert (v[:, members] @ omega[row, members] <= above + 1e-9).all()
+                checked += 1
+    assert checked >= 8 and joined >= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cuts_of_subproblems_hold_and_tighten_them(kind: str) -> None:
-    """Cuts made for split subproblems: true in the whole box, and better there than those of the root."""
+def test_slopes_of_subproblems_tighten_them(kind: str) -> None:
+    """Those made for split subproblems are sound, and better there than those of the root."""
     gained = 0
     for seed in range(4):
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
@@ -72,21 +81,53 @@ def test_cuts_of_subproblems_hold_and_tighten_them(kind: str) -> None:
             [minimise(form, int(r), signs=s).bound for r, s in zip(batch.rows, batch.signs, strict=True)]
         ).double()
         bounds = SplitBounds(form, dtype=torch.float64)
-        old = bounds.with_cuts(root_cuts(form, None, iterations=60))
-        _, before = old.optimise(replace(batch, kappa=old.start(batch.rows).kappa), iterations=30, target=1e9)
-        batch, _ = bounds.optimise(batch, iterations=30, target=1e9)
-        found = cuts_of(bounds, batch, iterations=60)
+        root = root_envelopes(form, None, iterations=60)
+        assert root is not None
+        batch, without = bounds.optimise(batch, iterations=30, target=1e9)
+        before = bounds.with_envelopes(root).evaluate(batch)
+        found = envelopes_of(bounds, batch, root.groups, iterations=60)
         assert found is not None
-        cuts, renewed = found
+        envelopes, renewed = found
         assert renewed.family.tolist() == list(range(12)) and torch.equal(renewed.signs, batch.signs)
-        t = _positions(form, seed)
-        first = form.layers[0]
-        known = torch.cat([t, (t @ first.weight.t() + first.offset).clamp(min=0)], 1)
-        assert (torch.einsum("rcn,pn->rcp", cuts.weight, known) <= cuts.offset.unsqueeze(2) + 1e-9).all()
-        _, after = bounds.with_cuts(cuts).optimise(renewed, iterations=30, target=1e9)
-        assert (before.value <= exact + 1e-5).all() and (after.value <= exact + 1e-5).all()
+        after = bounds.with_envelopes(envelopes).evaluate(renewed)
+        for done in (without, before, after):
+            assert (done.value <= exact + 1e-5).all()
         gained += int((after.value > before.value + 1e-3).sum()) - int((after.value < before.value - 1e-3).sum())
     assert gained >= 3
+
+
+@pytest.mark.parametrize("most", [8, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_buckets_of_another_pass_and_children_like_their_parents(
+    kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stale buckets give sound bounds; what is taken over from the parents changes no child's bound. With small
+    buckets, neurons are left outside."""
+    outside = 0
+    for seed in range(3):
+        _, _, form = small_form(kind, seed, width=16, eps=0.4)
+        groups = Groups.of(form.layers[0], torch.ones_like(form.layers[0].offset))
+        assert groups is not None
+        monkeypatch.setattr(split_groups, "MOST", most)
+        batch = replace(random_subproblems(form, seed, 6), signs=0 * random_subproblems(form, seed, 6).signs)
+        batch = replace(batch, gamma=0 * batch.gamma)
+        plain = SplitBounds(form, dtype=torch.float64)
+        found = envelopes_of(plain, batch, groups, iterations=10)
+        assert found is not None
+        bounds, batch = plain.with_envelopes(found[0]), found[1]
+        done = bounds.evaluate(batch)
+        assert done.terms is not None
+        weight, _ = plain.over_first_layer(batch)
+        outside += int((done.terms.omega == 0)[weight[:, form.inputs :] < 0].sum())
+        exact = torch.tensor([minimise(form, int(r)).bound for r in batch.rows]).double()
+        other = replace(batch, alpha=1 - batch.alpha)
+        assert (bounds.evaluate(other, buckets=done.terms.buckets).value <= exact + 1e-6).all()
+        neurons = torch.arange(6).unsqueeze(1) % form.neurons
+        trial = children(batch, neurons)
+        like = bounds.evaluate(trial, like=(done.terms, torch.arange(6).repeat(2)))
+        torch.testing.assert_close(like.value, bounds.evaluate(trial).value, atol=1e-4, rtol=0)
+        monkeypatch.undo()
+    assert (outside > 0) == (most == 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,11 +163,17 @@ def _one_hidden_layer(seed: int, *, sign: float | None) -> SplitForm:
     return FormBuilder(model, torch.zeros(1, 5)).form(linf_box(torch.full((1, 5), 0.5), 0.5), torch.eye(2))
 
 
+def _ascended(form: SplitForm, *, iterations: int) -> Ascended | None:
+    groups = Groups.of(form.layers[0])
+    assert groups is not None
+    return ascend(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_one_group_of_concave_terms_is_exact(seed: int) -> None:
     """−Σ ω max(z, 0) is concave, so the minimum of its envelope is its own."""
     form = _one_hidden_layer(seed, sign=-1.0)
-    found = grouped(form.layers[0], form.weight, form.offset, iterations=400)
+    found = _ascended(form, iterations=400)
     assert found is not None and form.neurons >= 3
     exact = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
     assert (found.value <= exact + 1e-6).all()
@@ -134,16 +181,20 @@ def test_one_group_of_concave_terms_is_exact(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_bounds_of_rows_are_sound(seed: int) -> None:
+def test_bounds_of_rows_are_sound(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     form = _one_hidden_layer(seed, sign=None)
+    groups = Groups.of(form.layers[0])
+    assert groups is not None
     exact = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
-    for iterations in (1, 5, 60):
-        found = grouped(form.layers[0], form.weight, form.offset, iterations=iterations)
-        assert found is not None and (found.value <= exact + 1e-6).all()
+    for most in (8, 2):  # of which the second leaves neurons to their triangles
+        monkeypatch.setattr(split_groups, "MOST", most)
+        for iterations in (1, 5, 60):
+            found = ascend(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
+            assert found is not None and (found.value <= exact + 1e-6).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_second_layer_bounds_hold_and_cuts_help(kind: str) -> None:
+def test_second_layer_bounds_hold_and_groups_help(kind: str) -> None:
     gained = 0
     for seed in range(4):
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
@@ -154,8 +205,8 @@ def test_second_layer_bounds_hold_and_cuts_help(kind: str) -> None:
         values = []
         for each, groups in ((plain, 0), (tight, 60)):
             hull = hull_of(each, iterations=20)
-            cuts = root_cuts(each, hull, iterations=groups) if groups else None
-            bounds = SplitBounds(each, hull=hull, dtype=torch.float64).with_cuts(cuts)
+            envelopes = root_envelopes(each, hull, iterations=groups) if groups else None
+            bounds = SplitBounds(each, hull=hull, dtype=torch.float64).with_envelopes(envelopes)
             start = bounds.start(torch.arange(len(form.offset)))
             values.append(bounds.optimise(start, iterations=40, target=1e9)[1].value)
             assert (values[-1] <= exact + 1e-6).all()
@@ -165,8 +216,12 @@ def test_second_layer_bounds_hold_and_cuts_help(kind: str) -> None:
 
 def test_groups_with_too_many_subsets_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, form = small_form("dense", 0, width=16, eps=0.4)
-    monkeypatch.setattr(split_groups, "LARGEST", 10)
-    assert grouped(form.layers[0], form.layers[1].weight, form.layers[1].offset, iterations=3) is None
-    assert root_cuts(form, None, iterations=3) is None
+    groups = Groups.of(form.layers[0])
+    assert groups is not None
+    monkeypatch.setattr(split_ascend, "LARGEST", 10)
+    rows = form.layers[1].both_sides()
+    assert ascend(form.layers[0], groups, *rows, iterations=3) is None
     plain, tight = tightened(form, iterations=10), tightened(form, iterations=10, group_iterations=5)
     assert torch.equal(plain.lower, tight.lower) and torch.equal(plain.upper, tight.upper)
+    monkeypatch.setattr(split_groups, "LARGEST", 10)
+    assert Groups.of(form.layers[0]) is None

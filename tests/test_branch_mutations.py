@@ -18,14 +18,14 @@ from gls_lirpa.engine import split_groups, split_hull
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
+from gls_lirpa.engine.split_envelopes import Envelopes, GroupTerms
 from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_tighten import cuts_of
-from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, root_cuts, search_of
+from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, root_envelopes, search_of
 
 
 def _mutated_evaluate(change: Callable[[Subproblems], Subproblems]) -> Callable[..., Pass]:
     original = SplitBounds.evaluate
-    return lambda self, batch, *, primal=True: original(self, change(batch), primal=primal)
+    return lambda self, batch, **options: original(self, change(batch), **options)
 
 
 def _mutated_init(change: Callable[[SplitBounds], None]) -> Callable[..., None]:
@@ -106,20 +106,20 @@ def _low_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tenso
     return weight, offset - 0.1 * self.step.sum(1)
 
 
-_LEVEL = split_groups._level
+_HIGHEST = split_groups.highest
 
 
-def _smallest_subset(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+def _smallest_subset(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The offset of one subset alone, of no neuron."""
-    return _LEVEL(sums[:, :1], offsets[:, :1], slope)
+    return _HIGHEST(sums[:, :1], offsets[:, :1], slope)
 
 
-def _unbiased(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    return _LEVEL(sums, 0 * offsets, slope)
+def _unbiased(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _HIGHEST(sums, 0 * offsets, slope)
 
 
-def _negative_kappa(batch: Subproblems) -> Subproblems:
-    return replace(batch, kappa=-batch.kappa)
+def _added_slopes(self: Envelopes, head: Tensor, terms: GroupTerms) -> None:
+    head.scatter_add_(1, self.groups.index.flatten().expand(len(head), -1), terms.slope.flatten(1))
 
 
 def _opposite_leaf(form: SplitForm, row: int, *, signs: Tensor, **options: float) -> Optimum:
@@ -148,9 +148,9 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
     "hull above 1": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, gamma=b.gamma + 1))),
     "facets of the hull in the opposite order": (split_hull._Neurons, "facet", _opposite_facet),
     "facets of the hull without the corner's value": (split_hull._Neurons, "facet", _low_facet),
-    "cuts with negative multipliers": (SplitBounds, "evaluate", _mutated_evaluate(_negative_kappa)),
-    "groups without their subsets": (split_groups, "_level", _smallest_subset),
-    "groups without their biases": (split_groups, "_level", _unbiased),
+    "groups with the opposite slopes": (Envelopes, "subtract_slopes", _added_slopes),
+    "groups without their subsets": (split_groups, "highest", _smallest_subset),
+    "groups without their biases": (split_groups, "highest", _unbiased),
     "only one child is bounded": (branch, "children", _one_child),
     "the queue forgets a subproblem": (Queue, "push", _forgetful),
     "the LP of a leaf with the opposite signs": (branch, "minimise", _opposite_leaf),
@@ -179,15 +179,13 @@ def _sound(references: list[tuple[Property, SplitForm, Subproblems, Tensor]]) ->
         facets = hull_of(form, iterations=6)
         plain = SplitBounds(form, dtype=torch.float64)
         hulled = SplitBounds(form, hull=facets, dtype=torch.float64)
-        cut = plain.with_cuts(root_cuts(form, facets, iterations=6))
         flat = replace(batch, gamma=0 * batch.gamma)
-        tried = [(plain, flat), (hulled, batch), (cut, replace(flat, kappa=cut.start(batch.rows).kappa))]
-        renewed = cuts_of(plain, flat, iterations=6)
-        if renewed is not None:
-            tried.append((plain.with_cuts(renewed[0]), renewed[1]))
-        for bounds, given in tried:
+        grouped = hulled.with_envelopes(root_envelopes(form, facets, iterations=6))
+        root = grouped.start(torch.arange(2))
+        tried = [(plain, flat, exact), (hulled, batch, exact), (grouped, batch, exact), (grouped, root, prop.minima)]
+        for bounds, given, least in tried:
             for done in (bounds.evaluate(given), bounds.optimise(given, iterations=5, target=1e9)[1]):
-                if not (done.value <= exact + 1e-5).all():
+                if not (done.value <= least + 1e-5).all():
                     return False
         outcome = search_of(stage, prop)
         if not (outcome.lower <= prop.minima + 1e-5).all():

@@ -3,8 +3,8 @@
 One search per sample, over all its open classes together. Subproblems are bounded in batches with
 α and β (``engine.split_bounds``), optimised in float32 and accepted only by a float64 evaluation; a
 subproblem with no neuron left to split is an LP. A bound is never below its parent's. What a small first
-tree leaves open begins anew with bounds of groups of neurons, which cost seconds but are far tighter, and
-are renewed on the way down.
+tree leaves open begins anew with bounds of groups of neurons, which cost far more but are far tighter: every
+subproblem that is split first gets slopes of its own for them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
+from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_tighten import cuts_of, tightened
+from gls_lirpa.engine.split_tighten import envelopes_of, tightened
 
 AIM = 2e-4
 """Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in
@@ -117,6 +118,7 @@ class BranchAndBound:
             enough = settings.group_iterations and len(rows) and left >= 2 * len(rows)
             if not first.exhausted or not enough or time.monotonic() > deadline:
                 return first
+            settings = replace(settings, iterations=settings.second_iterations)
             if settings.max_nodes is not None:
                 settings = replace(settings, max_nodes=int(left))
             form = replace(form, weight=form.weight[rows], offset=form.offset[rows])
@@ -156,9 +158,10 @@ class _Search:
         self._fast = SplitBounds(form, hull=hull)
         self._exact = SplitBounds(form, hull=hull, dtype=torch.float64)
         self._queue = Queue(max_mib=settings.queue_mib)
-        # Those that wait for cuts of their own, and the number of nodes at which the next are made.
+        # Those that are not below the subproblems which were last given slopes of their own.
         self._waiting = Queue(max_mib=settings.queue_mib)
-        self._renewal: float = 0 if settings.group_iterations else math.inf
+        self._grouping = settings.group_iterations > 0 and len(form.layers) > 0
+        self._groups: Groups | None = None
         self._families = settings.families
         # The lowest bound among the finished subproblems of each row.
         self._closed = torch.full_like(known, torch.inf)
@@ -174,9 +177,9 @@ class _Search:
         self._attack(root)
         self._bound(root, 1 if self._counterexample is not None else self._settings.root_iterations)
         while (len(self._queue) or len(self._waiting)) and not self._finished():
-            if self._nodes >= self._renewal or not len(self._queue):
+            if self._grouping:
                 self._renew()
-            else:
+            if len(self._queue) and not self._finished():
                 self._expand()
         lower = [
             min(float(done), self._queue.lowest(i), self._waiting.lowest(i))
@@ -207,26 +210,31 @@ class _Search:
         return self._counterexample is not None or late or self._remaining() < 2
 
     def _renew(self) -> None:
-        """Give the lowest subproblems new cuts, and go on below them alone.
+        """Give the lowest subproblems slopes of their own, and go on below them alone.
 
-        Cuts are made for one linear function of the first layer, and splits change it. Where they are too large
-        even for one subproblem, there are none.
+        Slopes are made for one linear function of the first layer, and splits change it; groups are joined for that
+        of the lowest at the first call. Where groups are too large even for one subproblem, there are none.
         """
         self._queue.move_to(self._waiting)
         batch, candidates = self._waiting.pop(min(self._families, self._remaining()))
-        found = cuts_of(self._exact, batch, iterations=self._settings.group_iterations, deadline=self._deadline)
-        if found is None:
-            self._waiting.push(batch, candidates)
-            self._families = len(batch) // 2
-            if not self._families:
-                self._renewal = math.inf
-                self._fast, self._exact = self._fast.with_cuts(None), self._exact.with_cuts(None)
-                self._waiting.move_to(self._queue)
+        if self._groups is None:
+            weight, _ = self._exact.over_first_layer(batch[:1])
+            self._groups = Groups.of(self._form.layers[0], (-weight[0, self._form.inputs :]).clamp(min=0))
+        steps = self._settings.group_iterations
+        found = None
+        if self._groups is not None:
+            found = envelopes_of(self._exact, batch, self._groups, iterations=steps, deadline=self._deadline)
+        if found is not None:
+            envelopes, batch = found
+            self._fast, self._exact = self._fast.with_envelopes(envelopes), self._exact.with_envelopes(envelopes)
+            self._bound(batch, self._settings.iterations)
             return
-        cuts, batch = found
-        self._fast, self._exact = self._fast.with_cuts(cuts), self._exact.with_cuts(cuts)
-        self._bound(batch, self._settings.iterations)
-        self._renewal = self._nodes + self._settings.family_nodes
+        self._waiting.push(batch, candidates)
+        self._families = len(batch) // 2
+        if self._groups is None or not self._families:
+            self._grouping = False
+            self._fast, self._exact = self._fast.with_envelopes(None), self._exact.with_envelopes(None)
+            self._waiting.move_to(self._queue)
 
     def _expand(self) -> None:
         """Split the most promising subproblems and bound their children, in one batch.
@@ -290,5 +298,6 @@ class _Search:
 
 
 def _part(done: Pass, index: Tensor) -> Pass:
-    parts = (done.value, done.t, done.z, done.v, done.coefficient, done.saving, done.excess)
-    return Pass(*(part[index] for part in parts))
+    parts = (done.value, done.t, done.z, done.v, done.coefficient, done.saving)
+    value, t, z, v, coefficient, saving = (part[index] for part in parts)
+    return Pass(value, t, z, v, coefficient, saving)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ class Queue:
     def __init__(self, *, max_mib: float) -> None:
         self._entries: list[_Entry] = []
         self._bytes = 0
-        self._cuts = 0
         self._max_bytes = max_mib * 2**20
 
     def __len__(self) -> int:
@@ -50,15 +49,13 @@ class Queue:
         self._bytes = sum(_size(entry) for entry in self._entries)
 
     def move_to(self, other: Queue) -> None:
-        """Hand over everything, without κ: what comes from there has no cuts."""
+        """Hand over everything."""
         if self._entries:
-            batch, candidates = self.pop(len(self._entries))
-            other.push(replace(batch, kappa=batch.kappa[:, :0]), candidates)
+            other.push(*self.pop(len(self._entries)))
 
     def push(self, batch: Subproblems, ranked: Tensor) -> None:
         """Add subproblems with the neurons to split them by, best first."""
-        values = torch.cat([batch.alpha, batch.beta, batch.gamma, batch.kappa, ranked.to(batch.alpha)], 1)
-        self._cuts = batch.kappa.shape[1]
+        values = torch.cat([batch.alpha, batch.beta, batch.gamma, ranked.to(batch.alpha)], 1)
         keys = zip(batch.bound.tolist(), batch.rows.tolist(), batch.family.tolist(), strict=True)
         for i, (bound, row, family) in enumerate(keys):
             # Copies: a view would keep the whole batch in memory.
@@ -83,10 +80,9 @@ class Queue:
             values[:, :n].contiguous(),
             values[:, n : 2 * n].contiguous(),
             values[:, 2 * n : 3 * n].contiguous(),
-            values[:, 3 * n : 3 * n + self._cuts].contiguous(),
             torch.tensor([entry.bound for entry in taken], dtype=torch.float64, device=signs.device),
         )
-        return batch, values[:, 3 * n + self._cuts :].long()
+        return batch, values[:, 3 * n :].long()
 
 
 def _size(entry: _Entry) -> int:

@@ -74,7 +74,6 @@ def children(batch: Subproblems, neurons: Tensor) -> Subproblems:
         batch.alpha.repeat(times, 1),
         batch.beta.repeat(times, 1),
         batch.gamma.repeat(times, 1),
-        batch.kappa.repeat(times, 1),
         batch.bound.repeat(times),
     )
 
@@ -88,6 +87,9 @@ def by_children(bounds: SplitBounds, batch: Subproblems, candidates: Tensor) -> 
     parents = batch[torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count)]
     first = candidates[:, :1].expand_as(candidates)
     trial = children(parents, torch.where(usable, candidates, first).reshape(-1, 1))
-    worse = bounds.evaluate(trial, primal=False).value.reshape(2, len(batch), count).amin(0)
+    terms = bounds.evaluate(batch, primal=False).terms
+    which = torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count).repeat(2)
+    like = None if terms is None else (terms, which)
+    worse = bounds.evaluate(trial, primal=False, like=like).value.reshape(2, len(batch), count).amin(0)
     order = torch.where(usable, worse, -torch.inf).argsort(dim=1, descending=True, stable=True)
     return candidates.gather(1, order)

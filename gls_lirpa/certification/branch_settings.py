@@ -15,7 +15,8 @@ class Settings:
     ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them;
     ``first_nodes``: size of a first tree over quick bounds, in which easy samples are decided;
     ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree);
-    ``families``: open subproblems that are given cuts of their own at a time, after every ``family_nodes``."""
+    ``families``: open subproblems that are given slopes of their own for them at a time;
+    ``second_iterations``: of the second tree, where those slopes do most of the work."""
 
     max_nodes: int | None = None
     first_nodes: int = 300
@@ -25,8 +26,8 @@ class Settings:
     tightening_iterations: int = 20
     hull_iterations: int = 40
     group_iterations: int = 100
-    families: int = 32
-    family_nodes: int = 100
+    families: int = 64
+    second_iterations: int = 4
     rule: str = "mixed"
     candidates: int = 16
     max_levels: int = 3
@@ -36,7 +37,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         least_one = ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib")
-        for name in (*least_one, "families", "family_nodes"):
+        for name in (*least_one, "families", "second_iterations"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:

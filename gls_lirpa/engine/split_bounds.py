@@ -7,13 +7,13 @@ through the layers, replacing v by linear functions of z. With λ the coefficien
 - split s = +1: v = z, and z ≥ 0 adds −β z;   split s = −1: v = 0, and z ≤ 0 adds +β z   (β ≥ 0).
 
 With a hull (``split_hull``), which gives each neuron another upper bound v ≤ q, the mixture
-(1 − γ) u (z − l) / (u − l) + γ q with 0 ≤ γ ≤ 1 takes the triangle's place where λ < 0. Cuts
-(``split_groups``) g·[t; v₁] ≤ d of the first layer's neurons add κ (g·[t; v₁] − d) with κ ≥ 0.
+(1 − γ) u (z − l) / (u − l) + γ q with 0 ≤ γ ≤ 1 takes the triangle's place where λ < 0. With envelopes
+(``split_groups``) the first layer's neurons with λ < 0 are bounded in groups instead, with ω = −λ.
 
-The terms of β and κ are ≤ 0 on the subproblem, so the minimum over the box stays a lower bound for every
-admissible α, β, γ, κ. The gradient needs no second graph: if t minimises the final linear function over
+The terms of β are ≤ 0 on the subproblem, so the minimum over the box stays a lower bound for every
+admissible α, β, γ. The gradient needs no second graph: if t minimises the final linear function over
 the box and z, v, q are its images under the same linear pieces, then ∂/∂α = max(λ, 0) z,
-∂/∂β = −s z, ∂/∂γ = min(λ, 0) (q − u (z − l) / (u − l)) and ∂/∂κ = g·[t; v₁] − d.
+∂/∂β = −s z and ∂/∂γ = min(λ, 0) (q − u (z − l) / (u − l)).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from torch import Tensor
 
 from gls_lirpa.engine.ascent import adam
 from gls_lirpa.engine.split import SplitForm
-from gls_lirpa.engine.split_groups import Cuts
+from gls_lirpa.engine.split_envelopes import Envelopes, GroupTerms
+from gls_lirpa.engine.split_groups import Bucket
 from gls_lirpa.engine.split_hull import Hull
 
 ALPHA_RATE = 0.25
 BETA_RATE = 0.5
 GAMMA_RATE = 0.25
-KAPPA_RATE = 0.1
 DECAY = 0.95
 
 
 @dataclass(frozen=True)
 class Subproblems:
-    """A batch: the row that is bounded, the ``family`` whose cuts are used, ``signs`` (b, n) in {−1, 0, +1},
-    α, β, γ (b, n), κ (b, cuts), and the best bound known."""
+    """A batch: the row that is bounded, the ``family`` whose slopes are used, ``signs`` (b, n) in {−1, 0, +1},
+    α, β, γ (b, n), and the best bound known."""
 
     rows: Tensor
     family: Tensor
@@ -49,7 +49,6 @@ class Subproblems:
     alpha: Tensor
     beta: Tensor
     gamma: Tensor
-    kappa: Tensor
     bound: Tensor
 
     def __len__(self) -> int:
@@ -63,7 +62,6 @@ class Subproblems:
             self.alpha[index],
             self.beta[index],
             self.gamma[index],
-            self.kappa[index],
             self.bound[index],
         )
 
@@ -72,8 +70,7 @@ class Subproblems:
 class Pass:
     """One evaluation: bounds (b,), the minimising position t, and z, v, λ of every neuron there.
 
-    ``saving``: how far the hull's upper bound lies below the triangle's (negative where it is worse);
-    ``excess``: by how much [t; v₁] breaks each cut (negative where it does not).
+    ``saving``: how far the hull's upper bound lies below the triangle's (negative where it is worse).
     """
 
     value: Tensor
@@ -82,7 +79,7 @@ class Pass:
     v: Tensor
     coefficient: Tensor
     saving: Tensor
-    excess: Tensor
+    terms: GroupTerms | None = None
 
 
 @dataclass(frozen=True)
@@ -91,25 +88,20 @@ class _Parts:
 
     rows: Tensor
     groups: list[tuple[int, Tensor | slice]]
-    families: list[tuple[int, Tensor | slice]]
     unsplit: Tensor
     signs: Tensor
     alpha: Tensor
     beta: Tensor
     gamma: Tensor
-    kappa: Tensor
     slopes: Tensor
     shifts: Tensor
     shares: Tensor
 
     @classmethod
     def of(cls, batch: Subproblems, dtype: torch.dtype) -> _Parts:
-        signs, alpha, beta, gamma, kappa = (
-            part.to(dtype) for part in (batch.signs, batch.alpha, batch.beta, batch.gamma, batch.kappa)
-        )
+        signs, alpha, beta, gamma = (part.to(dtype) for part in (batch.signs, batch.alpha, batch.beta, batch.gamma))
         chosen = (torch.empty_like(alpha) for _ in range(3))
-        groups, families = _groups(batch.rows), _groups(batch.family)
-        return cls(batch.rows, groups, families, batch.signs == 0, signs, alpha, beta, gamma, kappa, *chosen)
+        return cls(batch.rows, _groups(batch.rows), batch.signs == 0, signs, alpha, beta, gamma, *chosen)
 
 
 class SplitBounds:
@@ -129,23 +121,23 @@ class SplitBounds:
         self._weight, self._offset = form.weight.to(dtype), form.offset.to(dtype)
         self._hull = None if hull is None else [weight.to(dtype) for weight in hull.weights]
         self._hull_offsets = [] if hull is None else [offset.to(dtype) for offset in hull.offsets]
-        self._cuts: Cuts | None = None
+        self._envelopes: Envelopes | None = None
         lower, upper = form.lower, form.upper
         self._upper_slope = (upper / (upper - lower)).to(dtype)
         self._intercept = (-lower * upper / (upper - lower)).to(dtype)
         ends = [sum(len(layer) for layer in form.layers[: k + 1]) for k in range(len(form.layers))]
         self._spans = [slice(end - len(layer), end) for end, layer in zip(ends, form.layers, strict=True)]
 
-    def with_cuts(self, cuts: Cuts | None) -> SplitBounds:
-        """The same pass with these cuts in place of its own."""
+    def with_envelopes(self, envelopes: Envelopes | None) -> SplitBounds:
+        """The same pass with these envelopes in place of its own."""
         other = copy.copy(self)
-        other._cuts = None if cuts is None else cuts.to(self.dtype)
+        other._envelopes = None if envelopes is None else envelopes.to(self.dtype)
         return other
 
     def start(self, rows: Tensor) -> Subproblems:
         """Unsplit subproblems with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1 with a hull.
 
-        κ = 1, every row being the family of its own number.
+        Every row is the family of its own number.
         """
         n = len(rows)
         alpha = (self.form.upper > -self.form.lower).to(self.dtype).expand(n, -1).clone()
@@ -156,63 +148,83 @@ class SplitBounds:
             alpha,
             torch.zeros_like(alpha),
             torch.full_like(alpha, 0.0 if self._hull is None else 1.0),
-            alpha[:, :0] if self._cuts is None else torch.ones_like(self._cuts.offset[rows]),
             torch.full((n,), -torch.inf, dtype=torch.float64, device=rows.device),
         )
 
-    def evaluate(self, batch: Subproblems, *, primal: bool = True) -> Pass:
-        """The bound for the batch's α, β, γ, κ; ``primal`` False leaves z and v empty, at half the cost."""
+    def evaluate(
+        self,
+        batch: Subproblems,
+        *,
+        primal: bool = True,
+        buckets: list[Bucket] | None = None,
+        like: tuple[GroupTerms, Tensor] | None = None,
+    ) -> Pass:
+        """The bound for the batch's α, β, γ; ``primal`` False leaves z and v empty, at half the cost.
+
+        ``buckets`` of an earlier pass over the batch save making them. ``like`` gives the groups' terms of other
+        subproblems and which of those each of the batch resembles: where their weights agree up to rounding
+        they are taken over, which is not exact and serves to compare.
+        """
         parts = _Parts.of(batch, self.dtype)
         inputs = self.form.inputs
         coefficients = self._weight[batch.rows]
         value = self._offset[batch.rows]
+        terms = None
         for number in reversed(range(len(self._spans))):
-            if number == 0 and self._cuts is not None:
-                value = value - (parts.kappa * self._cuts.offset[batch.family]).sum(1)
-                for k, members in parts.families:
-                    coefficients[members, : inputs + self._spans[0].stop] += parts.kappa[members] @ self._cuts.weight[k]
-            value = self._fold(number, parts, coefficients, value)
+            if number == 0 and self._envelopes is not None:
+                lam = coefficients[:, inputs : inputs + self._spans[0].stop]
+                omega = torch.where(parts.unsplit[:, self._spans[0]], -lam, 0.0).clamp(min=0)
+                terms = self._envelopes.terms(omega, batch.family, buckets=buckets, like=like)
+            value = self._fold(number, parts, coefficients, value, terms)
         head, lam = coefficients[:, :inputs], coefficients[:, inputs:]
         value = value - head.abs().sum(1)
         t = -head.sign()
         if not primal:
             empty = parts.alpha[:, :0]
-            return Pass(value, t, empty, empty, lam, empty, empty)
+            return Pass(value, t, empty, empty, lam, empty, terms)
         z, saving = torch.empty_like(lam), torch.zeros_like(lam)
         known = torch.cat([t, z], 1)
         for number, span in enumerate(self._spans):
             before = inputs + span.start
             z[:, span] = torch.addmm(self._offsets[number], known[:, :before], self._weights[number].t())
             v = parts.slopes[:, span] * z[:, span] + parts.shifts[:, span]
-            if self._hull is not None:
+            if number == 0 and self._envelopes is not None and terms is not None:
+                self._envelopes.put_values(v, t, terms)
+            elif self._hull is not None:
                 q = self._hull_offsets[number][batch.rows]
                 for row, members in parts.groups:
                     q[members] += known[members, :before] @ self._hull[number][row].t()
                 v += parts.shares[:, span] * q
                 saving[:, span] = self._upper_slope[span] * z[:, span] + self._intercept[span] - q
             known[:, before : inputs + span.stop] = v
-        excess = parts.kappa
-        if self._cuts is not None:
-            excess = -self._cuts.offset[batch.family]
-            for k, members in parts.families:
-                excess[members] += known[members, : inputs + self._spans[0].stop] @ self._cuts.weight[k].t()
-        return Pass(value, t, z, known[:, inputs:], lam, saving, excess)
+        return Pass(value, t, z, known[:, inputs:], lam, saving, terms)
 
-    def _fold(self, number: int, parts: _Parts, coefficients: Tensor, value: Tensor) -> Tensor:
-        """Replace a layer's v by linear functions of what comes before, in ``coefficients``; the new constants."""
+    def _fold(
+        self, number: int, parts: _Parts, coefficients: Tensor, value: Tensor, terms: GroupTerms | None = None
+    ) -> Tensor:
+        """Replace a layer's v by linear functions of what comes before, in ``coefficients``; the new constants.
+
+        ``terms``: those of its groups, for the first layer.
+        """
         span = self._spans[number]
         before, end = self.form.inputs + span.start, self.form.inputs + span.stop
         lam, unsplit = coefficients[:, before:end], parts.unsplit[:, span]
         above = unsplit & (lam < 0)
-        share = torch.where(above, parts.gamma[:, span], 0.0)
+        hulled = self._hull is not None and terms is None
+        share = torch.where(above, parts.gamma[:, span], 0.0) if hulled else torch.zeros_like(lam)
         rest = torch.where(above, 1 - share, 0.0)
         slope = torch.where(above, rest * self._upper_slope[span], parts.alpha[:, span])
         slope = torch.where(unsplit, slope, parts.signs[:, span].clamp(min=0))
         shift = rest * self._intercept[span]
+        if terms is not None and self._envelopes is not None:
+            bounded = terms.omega > 0
+            slope, shift = slope.masked_fill(bounded, 0.0), shift.masked_fill(bounded, 0.0)
+            value = value - terms.level.sum(1)
+            self._envelopes.subtract_slopes(coefficients[:, :before], terms)
         parts.slopes[:, span], parts.shifts[:, span], parts.shares[:, span] = slope, shift, share
         through = slope * lam - parts.signs[:, span] * parts.beta[:, span]
         value = value + (shift * lam).sum(1) + through @ self._offsets[number]
-        if self._hull is not None:
+        if self._hull is not None and hulled:
             part = share * lam
             value = value + (part * self._hull_offsets[number][parts.rows]).sum(1)
             for row, members in parts.groups:
@@ -249,27 +261,29 @@ class SplitBounds:
         alone. After ``deadline`` (of ``time.monotonic``) the best so far is returned.
         """
         live = torch.arange(len(batch), device=batch.rows.device)
-        alpha, beta, gamma, kappa = (part.clone() for part in (batch.alpha, batch.beta, batch.gamma, batch.kappa))
+        alpha, beta, gamma = (part.clone() for part in (batch.alpha, batch.beta, batch.gamma))
         best = torch.full((len(batch),), -torch.inf, dtype=self.dtype, device=batch.rows.device)
         current = batch
-        moments = [torch.zeros_like(part) for part in (alpha, beta, gamma, kappa) for _ in range(2)]
+        moments = [torch.zeros_like(part) for part in (alpha, beta, gamma) for _ in range(2)]
+        buckets: list[Bucket] | None = None
         for step in range(iterations):
             last = step + 1 == iterations or time.monotonic() > deadline
-            done = self.evaluate(current, primal=not last)
+            done = self.evaluate(current, primal=not last, buckets=buckets)
+            buckets = None if done.terms is None else done.terms.buckets
             better = done.value > best[live]
             kept = live[better]
             best[kept] = done.value[better]
-            alpha[kept], beta[kept], gamma[kept], kappa[kept] = (
-                part[better] for part in (current.alpha, current.beta, current.gamma, current.kappa)
+            alpha[kept], beta[kept], gamma[kept] = (
+                part[better] for part in (current.alpha, current.beta, current.gamma)
             )
             open_rows = best[live] <= target
             if last or not open_rows.any():
                 break
             current = self._step(current, done, moments, step)
             if int(open_rows.sum()) * 2 < len(live):
-                live, current = live[open_rows], current[open_rows]
+                live, current, buckets = live[open_rows], current[open_rows], None
                 moments = [moment[open_rows] for moment in moments]
-        result = replace(batch, alpha=alpha, beta=beta, gamma=gamma, kappa=kappa)
+        result = replace(batch, alpha=alpha, beta=beta, gamma=gamma)
         return result, self.evaluate(result)
 
     def _step(self, batch: Subproblems, done: Pass, moments: list[Tensor], step: int) -> Subproblems:
@@ -280,9 +294,6 @@ class SplitBounds:
         alpha = batch.alpha + ALPHA_RATE * decay * adam(alpha_grad, moments[0], moments[1], step)
         beta = batch.beta + BETA_RATE * decay * adam(beta_grad, moments[2], moments[3], step)
         batch = replace(batch, alpha=alpha.clamp_(0.0, 1.0), beta=beta.clamp_(min=0.0))
-        if self._cuts is not None:
-            kappa = batch.kappa + KAPPA_RATE * decay * adam(done.excess, moments[6], moments[7], step)
-            batch = replace(batch, kappa=kappa.clamp_(min=0.0))
         if self._hull is None:
             return batch
         gamma_grad = torch.where(unsplit, -done.coefficient.clamp(max=0) * done.saving, 0.0)

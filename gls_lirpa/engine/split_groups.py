@@ -1,198 +1,163 @@
-"""Bounds of weighted sums of ReLUs that read the same inputs, such as the channels at one place of a map.
+"""Upper bounds of weighted sums of ReLUs that read the same inputs, such as the channels at one place of a map.
 
 max(z, 0) is the larger of z and 0, so for a group G of first-layer neurons z_j = a_j·t + b_j and weights ω ≥ 0
 
     Σ_j ω_j max(z_j, 0) = max over S ⊆ G of Σ_{j ∈ S} ω_j z_j,
 
-and for any slopes c, with t ∈ [−1, 1],
+and for any slopes g_j of its neurons, with t ∈ [−1, 1] and c = Σ_j ω_j g_j,
 
-    Σ_j ω_j v_j ≤ c·t + d(c),    d(c) = max over S of ‖Σ_{j ∈ S} ω_j a_j − c‖₁ + Σ_{j ∈ S} ω_j b_j.
+    Σ_j ω_j v_j ≤ c·t + d,    d = max over S of ‖Σ_{j ∈ S} ω_j a_j − c‖₁ + Σ_{j ∈ S} ω_j b_j.
 
-With the best c this is the concave envelope of the whole sum; the sum of the single neurons' envelopes
-(``split_hull``) lies above it. ``grouped`` maximises the lower bound of rows over c and the lower slopes α;
-the inequalities it ends with hold for every subproblem, as ``Cuts`` of ``split_bounds``.
+With the best slopes this is the concave envelope of the whole sum; the sum of the single neurons' envelopes
+(``split_hull``) lies above it. Slopes belong to neurons, so that the bound follows the weights, which differ
+between subproblems. ``split_ascend`` finds slopes that are good for given weights.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.ascent import adam
 from gls_lirpa.engine.split import Layer
 
 MOST = 8
 """Neurons of a group; larger ones are divided. A group of k neurons has 2ᵏ subsets."""
 
-LARGEST = 2**24
-"""Values that a layer's weights, the sums of the rows' subsets or the cuts may have; beyond it there are no groups."""
+LARGEST = 2**25
+"""Values that a layer's weights, its slopes or the sums over subsets may have; beyond it there are no groups."""
 
-SLOPE_RATE = 0.6
-ALPHA_RATE = 0.05
-
-
-@dataclass(frozen=True)
-class Cuts:
-    """Per family of subproblems: weight (cuts, inputs + first layer) · [t; v₁] ≤ offset (cuts,), padded with 0 ≤ 0."""
-
-    weight: Tensor
-    offset: Tensor
-
-    def to(self, dtype: torch.dtype) -> Cuts:
-        return Cuts(self.weight.to(dtype), self.offset.to(dtype))
+_CHUNK = 2**20
+"""Values of the sums over subsets that are computed at a time."""
 
 
 @dataclass(frozen=True)
-class _Bucket:
-    """Groups of k members each: the row they belong to, their inputs, and the sums over all 2ᵏ subsets."""
+class Groups:
+    """A layer's neurons by the inputs they read.
 
-    rows: Tensor
+    ``members`` (groups, most), padded with −1; ``index`` (groups, width), the inputs, padded with 0, and ``widths``
+    (groups,), how many they are;
+    ``group`` (neurons,); ``weight`` (neurons, width), a_j on those inputs, 0 where padded; ``offset`` (neurons,);
+    ``triangle`` (neurons, width), the slopes of the neurons' triangles.
+    """
+
     members: Tensor
     index: Tensor
-    present: Tensor
-    weights: Tensor
-    sums: Tensor
-    offsets: Tensor
-    slope: Tensor
+    widths: Tensor
+    group: Tensor
+    weight: Tensor
+    offset: Tensor
+    triangle: Tensor
 
-    def places(self, inputs: int) -> Tensor:
-        """Where the groups' inputs lie in the flat (rows, inputs)."""
-        return self.rows.unsqueeze(1) * inputs + self.index
+    @classmethod
+    def of(cls, layer: Layer, omega: Tensor | None = None) -> Groups | None:
+        """Neurons with the same inputs; where weights ω (neurons,) are given, overlapping groups are joined.
 
+        None where the layer has no neurons or the groups would be too large.
+        """
+        if not len(layer) or layer.weight.numel() > LARGEST:
+            return None
+        found = _same_inputs(layer)
+        if omega is not None:
+            found = _joined(layer, found, omega)
+        width, most = max(len(index) for _, index in found), max(len(members) for members, _ in found)
+        members = layer.index.new_full((len(found), most), -1)
+        index = layer.index.new_zeros(len(found), width)
+        group = torch.empty_like(layer.index)
+        weight = layer.weight.new_zeros(len(layer), width)
+        for i, (those, inputs) in enumerate(found):
+            members[i, : len(those)], index[i, : len(inputs)], group[those] = those, inputs, i
+            weight[those, : len(inputs)] = layer.weight[those][:, inputs]
+        slope = layer.upper / (layer.upper - layer.lower)
+        widths = torch.tensor([len(inputs) for _, inputs in found], device=index.device)
+        return cls(members, index, widths, group, weight, layer.offset, slope.unsqueeze(1) * weight)
 
-def _level(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """d(c) of every group, and the sums minus c of the subset at which it is attained."""
-    difference = sums - slope.unsqueeze(1)
-    best, subset = (difference.abs().sum(2) + offsets).max(1)
-    return best, difference[torch.arange(len(subset), device=subset.device), subset]
+    def to(self, dtype: torch.dtype) -> Groups:
+        weight, offset, triangle = (part.to(dtype) for part in (self.weight, self.offset, self.triangle))
+        return replace(self, weight=weight, offset=offset, triangle=triangle)
+
+    def any_of(self, chosen: Tensor) -> Tensor:
+        """Groups (b, groups) of which a neuron is ``chosen`` (b, neurons)."""
+        return self._picked(chosen).any(2)
+
+    def _picked(self, chosen: Tensor) -> Tensor:
+        return chosen[:, self.members] & (self.members >= 0)
+
+    def buckets(self, chosen: Tensor, slopes: Tensor, family: Tensor) -> list[Bucket]:
+        """The ``chosen`` (b, neurons) of every group, groups with equally many together; slopes by ``family``."""
+        picked = self._picked(chosen)
+        count = picked.sum(2)
+        sizes = self.widths.log2().ceil()
+        found = []
+        for k in range(1, int(count.max()) + 1 if count.numel() else 1):
+            of_k = count == k
+            for size in sizes.unique():
+                rows, groups = (of_k & (sizes == size)).nonzero(as_tuple=True)
+                if len(rows):
+                    width = int(self.widths[groups].max())
+                    order = picked[rows, groups].to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+                    members = self.members[groups].gather(1, order[:, : min(k, MOST)])
+                    own = slopes[family[rows].unsqueeze(1), members, :width]
+                    weight = self.weight[members, :width]
+                    found.append(Bucket(rows, groups, members, weight, self.offset[members], own))
+        return found
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Lower bounds of rows, and the lower slopes α, the groups' slopes c and offsets d(c) behind them."""
+class Bucket:
+    """Groups of k members: the row and group they are (n,), ``members`` (n, k), their a and slopes (n, k, width)
+    and their b (n, k)."""
 
-    value: Tensor
-    alpha: Tensor
-    buckets: list[_Bucket]
-    slopes: list[Tensor]
-    levels: list[Tensor]
+    rows: Tensor
+    groups: Tensor
+    members: Tensor
+    weight: Tensor
+    offset: Tensor
+    slopes: Tensor
 
-    def cuts(self, inputs: int, neurons: int) -> Cuts | None:
-        """The groups' inequalities, row by row; None where they are too large to be worth it."""
-        rows = len(self.value)
-        if sum(len(bucket.rows) for bucket in self.buckets) * (inputs + neurons) > LARGEST:
-            return None
-        found: list[list[Tensor]] = [[] for _ in range(rows)]
-        offsets: list[list[Tensor]] = [[] for _ in range(rows)]
-        for bucket, slope, level in zip(self.buckets, self.slopes, self.levels, strict=True):
-            weight = slope.new_zeros(len(slope), inputs + neurons).scatter_add_(1, bucket.index, -slope)
-            weight.scatter_(1, inputs + bucket.members, bucket.weights)
-            for i, row in enumerate(bucket.rows.tolist()):
-                found[row].append(weight[i])
-                offsets[row].append(level[i])
-        most = max((len(cuts) for cuts in found), default=0)
-        weight, offset = (self.value.new_zeros(rows, most, *shape) for shape in ((inputs + neurons,), ()))
-        for row, cuts in enumerate(found):
-            if cuts:
-                weight[row, : len(cuts)], offset[row, : len(cuts)] = torch.stack(cuts), torch.stack(offsets[row])
-        return Cuts(weight, offset)
+    def to(self, dtype: torch.dtype) -> Bucket:
+        weight, offset, slopes = (part.to(dtype) for part in (self.weight, self.offset, self.slopes))
+        return replace(self, weight=weight, offset=offset, slopes=slopes)
 
+    @property
+    def width(self) -> int:
+        return self.weight.shape[2]
 
-def grouped(
-    layer: Layer, weight: Tensor, offset: Tensor, *, iterations: int, deadline: float = math.inf
-) -> Grouped | None:
-    """Lower bounds of the rows ``weight`` · [t; v] + ``offset`` over one layer, with their cuts.
+    @property
+    def values(self) -> int:
+        """How many values the sums over all subsets are."""
+        return len(self.rows) * (1 << self.members.shape[1]) * self.width
 
-    None where the groups are too large to go through their subsets.
+    def sums(self, omega: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ ω a and Σ ω b over every subset: (n, 2ᵏ, width) and (n, 2ᵏ), for weights ω (n, k)."""
+        codes = subsets(self.members.shape[1]).to(omega)
+        return codes @ (omega.unsqueeze(2) * self.weight), (omega * self.offset) @ codes.t()
 
-    >>> a, one = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), torch.ones(2).double()
-    >>> layer = Layer("z", torch.arange(2), a, 0 * one, -2 * one, 2 * one)
-    >>> row = torch.tensor([[0.0, 0.0, -1.0, -1.0]]).double()  # −max(s + t, 0) − max(s − t, 0), at least −2
-    >>> round(grouped(layer, row, 0 * one[:1], iterations=100).value.item(), 2)
-    -2.0
-    """
-    buckets = _buckets(layer, weight)
-    if buckets is None:
-        return None
-    rows, inputs = weight.shape[0], layer.weight.shape[1]
-    fast, fast_offset = layer.weight.float(), layer.offset.float()
-    head, lam = weight[:, :inputs].float(), weight[:, inputs:].clamp(min=0).float()
-    alpha = (layer.upper > -layer.lower).float().expand(rows, -1).clone()
-    slopes = [bucket.slope.float() for bucket in buckets]
-    fast_sums = [(bucket.sums.float(), bucket.offsets.float()) for bucket in buckets]
-    places = [bucket.places(inputs) for bucket in buckets]
-    sizes = [bucket.slope.abs().mean(1, keepdim=True).float() * bucket.present for bucket in buckets]
-    best = torch.full((rows,), -torch.inf, device=weight.device)
-    best_alpha, best_slopes = alpha.clone(), [slope.clone() for slope in slopes]
-    moments = [(torch.zeros_like(part), torch.zeros_like(part)) for part in (alpha, *slopes)]
-    for step in range(iterations):
-        bounded = lam * alpha
-        value = offset.float() + bounded @ fast_offset
-        linear = torch.addmm(head, bounded, fast)
-        faces = []
-        for bucket, place, sums, slope in zip(buckets, places, fast_sums, slopes, strict=True):
-            linear.view(-1).index_add_(0, place.flatten(), -slope.flatten())
-            level, difference = _level(*sums, slope)
-            value = value.index_add(0, bucket.rows, -level)
-            faces.append(difference.sign())
-        value = value - linear.abs().sum(1)
-        better = value > best
-        best = torch.where(better, value, best)
-        best_alpha[better] = alpha[better]
-        for bucket, slope, kept in zip(buckets, slopes, best_slopes, strict=True):
-            chosen = better[bucket.rows]
-            kept[chosen] = slope[chosen]
-        if step + 1 == iterations or time.monotonic() > deadline:
-            break
-        rate = 0.5 * (1 + math.cos(math.pi * step / iterations))
-        t = -linear.sign()
-        gradient = lam * torch.addmm(fast_offset, t, fast.t())
-        alpha = (alpha + ALPHA_RATE * rate * adam(gradient, *moments[0], step)).clamp_(0.0, 1.0)
-        for i, (place, face) in enumerate(zip(places, faces, strict=True)):
-            move = adam(face - t.view(-1)[place], *moments[i + 1], step)
-            slopes[i] = slopes[i] + SLOPE_RATE * rate * sizes[i] * move
-    return _exact(layer, weight, offset, buckets, best_alpha.double(), [slope.double() for slope in best_slopes])
+    def level(self, omega: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """d and c for the weights ω (n, k), and what v_j is apart from g_j·t: [j ∈ S] z_j(t*) − g_j·t*, with S and
+        t* those at which d is attained. That is ∂/∂ω_j of d."""
+        slope = (omega.unsqueeze(2) * self.slopes).sum(1)
+        codes = subsets(self.members.shape[1]).to(omega)
+        best, subset, face = torch.empty_like(omega[:, 0]), torch.empty_like(self.rows), torch.empty_like(slope)
+        for part in torch.arange(len(omega), device=omega.device).split(max(1, _CHUNK * len(omega) // self.values)):
+            some = slice(int(part[0]), int(part[-1]) + 1)
+            sums, offsets = replace(self, weight=self.weight[some], offset=self.offset[some]).sums(omega[some])
+            best[some], subset[some], face[some] = highest(sums, offsets, slope[some])
+        at = face.sign().unsqueeze(2)
+        v = codes[subset] * ((self.weight @ at).squeeze(2) + self.offset) - (self.slopes @ at).squeeze(2)
+        return best, slope, v
 
 
-def _exact(
-    layer: Layer, weight: Tensor, offset: Tensor, buckets: list[_Bucket], alpha: Tensor, slopes: list[Tensor]
-) -> Grouped:
-    """The bounds of these α and c in float64."""
-    inputs = layer.weight.shape[1]
-    bounded = weight[:, inputs:].clamp(min=0) * alpha
-    value = offset + bounded @ layer.offset
-    linear = weight[:, :inputs] + bounded @ layer.weight
-    levels = []
-    for bucket, slope in zip(buckets, slopes, strict=True):
-        level, _ = _level(bucket.sums, bucket.offsets, slope)
-        levels.append(level)
-        value = value.index_add(0, bucket.rows, -level)
-        linear.view(-1).index_add_(0, bucket.places(inputs).flatten(), -slope.flatten())
-    return Grouped(value - linear.abs().sum(1), alpha, buckets, slopes, levels)
+def highest(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """d of every group, the subset at which it is attained, and that subset's sum minus c."""
+    best, subset = (torch.cdist(sums, slope.unsqueeze(1), p=1).squeeze(2) + offsets).max(1)
+    return best, subset, sums[torch.arange(len(subset), device=subset.device), subset] - slope
 
 
-def _buckets(layer: Layer, weight: Tensor) -> list[_Bucket] | None:
-    inputs = layer.weight.shape[1]
-    if layer.weight.numel() > LARGEST:
-        return None
-    negative = weight[:, inputs:] < 0
-    found: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
-    size = 0
-    for members, index in _same_inputs(layer):
-        counts = negative[:, members].sum(1)
-        order = negative[:, members].to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        for k in counts.unique().tolist():
-            if k:
-                rows = (counts == k).nonzero().flatten()
-                size += len(rows) * 2**k * len(index)
-                found.setdefault(k, []).append((rows, members[order[rows, :k]], index))
-    if size > LARGEST:
-        return None
-    return [_bucket(layer, weight, parts) for parts in found.values()]
+def subsets(k: int) -> Tensor:
+    """The 2ᵏ subsets of k members as rows of zeros and ones."""
+    return torch.arange(2**k).unsqueeze(1) >> torch.arange(k) & 1
 
 
 def _same_inputs(layer: Layer) -> list[tuple[Tensor, Tensor]]:
@@ -206,26 +171,23 @@ def _same_inputs(layer: Layer) -> list[tuple[Tensor, Tensor]]:
     return groups
 
 
-def _bucket(layer: Layer, weight: Tensor, parts: list[tuple[Tensor, Tensor, Tensor]]) -> _Bucket:
-    inputs, k = layer.weight.shape[1], parts[0][1].shape[1]
-    width = max(len(index) for _, _, index in parts)
-    rows = torch.cat([r for r, _, _ in parts])
-    members = torch.cat([m for _, m, _ in parts])
-    # Padded with the input 0, whose slope stays 0.
-    index = torch.cat([torch.nn.functional.pad(i, (0, width - len(i))).expand(len(r), -1) for r, _, i in parts])
-    present = torch.cat([(torch.arange(width) < len(i)).expand(len(r), -1) for r, _, i in parts]).to(weight.device)
-    omega = -weight[rows.unsqueeze(1), inputs + members]
-    own = layer.weight[members].gather(2, index.unsqueeze(1).expand(-1, k, -1)) * present.unsqueeze(1)
-    own = omega.unsqueeze(2) * own
-    subsets = torch.tensor([[code >> bit & 1 for bit in range(k)] for code in range(2**k)]).to(own)
-    slope = layer.upper / (layer.upper - layer.lower)
-    return _Bucket(
-        rows,
-        members,
-        index,
-        present,
-        omega,
-        subsets @ own,
-        (omega * layer.offset[members]) @ subsets.t(),
-        (slope[members].unsqueeze(2) * own).sum(1),
-    )
+def _joined(layer: Layer, groups: list[tuple[Tensor, Tensor]], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Groups joined in the order of how much they overlap, as far as at most ``MOST`` weights are positive in each."""
+    pull = torch.stack([(omega[members].unsqueeze(1) * layer.weight[members].abs()).sum(0) for members, _ in groups])
+    first, second = torch.triu_indices(len(groups), len(groups), 1)
+    overlap = (pull @ pull.t())[first, second]
+    counts = [int((omega[members] > 0).sum()) for members, _ in groups]
+    part_of = list(range(len(groups)))
+    parts = [[i] for i in part_of]
+    for pair in overlap.argsort(descending=True)[: int((overlap > 0).sum())].tolist():
+        one, other = part_of[int(first[pair])], part_of[int(second[pair])]
+        if one != other and counts[one] + counts[other] <= MOST:
+            counts[one] += counts[other]
+            parts[one] += parts[other]
+            for i in parts[other]:
+                part_of[i] = one
+    found = []
+    for i in sorted(set(part_of)):
+        members = torch.cat([groups[j][0] for j in parts[i]])
+        found.append((members, (layer.weight[members] != 0).any(0).nonzero().flatten()))
+    return found

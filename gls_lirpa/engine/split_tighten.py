@@ -1,4 +1,4 @@
-"""What a tree can spend on better bounds: tighter pre-activations, and cuts for its subproblems."""
+"""What a tree can spend on better bounds: tighter pre-activations, and envelopes for its subproblems."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.engine.split import SplitForm
+from gls_lirpa.engine.split_ascend import ascend
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
-from gls_lirpa.engine.split_groups import Cuts, grouped
+from gls_lirpa.engine.split_envelopes import Envelopes
+from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_hull import second_layer_bounds
 
 _ROWS_AT_ONCE = 512
 
 
-def cuts_of(
-    bounds: SplitBounds, batch: Subproblems, *, iterations: int, deadline: float = math.inf
-) -> tuple[Cuts, Subproblems] | None:
-    """Cuts for every subproblem of a batch, and the batch with each as a family of its own, to go on with them.
+def envelopes_of(
+    bounds: SplitBounds, batch: Subproblems, groups: Groups, *, iterations: int, deadline: float = math.inf
+) -> tuple[Envelopes, Subproblems] | None:
+    """Slopes for every subproblem of a batch, and the batch with each as a family of its own, to go on with them.
 
-    They are made for the linear function of [t; v₁] that the subproblem's bound rests on, and hold everywhere.
+    They are made for the linear function of [t; v₁] that the subproblem's bound rests on, and hold for every other.
     """
-    form = bounds.form
-    if not form.layers or not len(form.layers[0]):
-        return None
+    layer = bounds.form.layers[0]
     weight, constant = bounds.over_first_layer(batch)
-    found = grouped(form.layers[0], weight, constant, iterations=iterations, deadline=deadline)
-    cuts = None if found is None else found.cuts(form.inputs, len(form.layers[0]))
-    if found is None or cuts is None:
+    found = ascend(layer, groups, weight, constant, iterations=iterations, deadline=deadline)
+    if found is None:
         return None
     alpha = batch.alpha.clone()
-    alpha[:, : len(form.layers[0])] = found.alpha.to(alpha)
+    alpha[:, : len(layer)] = found.alpha.to(alpha)
     family = torch.arange(len(batch), device=batch.rows.device)
-    return cuts, replace(batch, family=family, alpha=alpha, kappa=torch.ones_like(cuts.offset).to(alpha))
+    return Envelopes(groups, found.slopes), replace(batch, family=family, alpha=alpha)
 
 
 def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf) -> SplitForm:
@@ -64,9 +63,12 @@ def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, de
 def _group_bounds(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
     """Bounds of the second layer's neurons from groups of the first; infinite where groups are too large."""
     weight, offset = form.layers[1].both_sides()
+    groups = Groups.of(form.layers[0])
     values = []
     for part in torch.arange(len(offset), device=offset.device).split(_ROWS_AT_ONCE):
-        found = grouped(form.layers[0], weight[part], offset[part], iterations=iterations, deadline=deadline)
+        found = None
+        if groups is not None:
+            found = ascend(form.layers[0], groups, weight[part], offset[part], iterations=iterations, deadline=deadline)
         values.append(torch.full_like(offset[part], -torch.inf) if found is None else found.value)
     lower, upper = torch.cat(values).chunk(2)
     return lower, -upper
