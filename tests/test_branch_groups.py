@@ -108,7 +108,7 @@ def test_buckets_of_another_pass_and_children_like_their_parents(
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
         groups = Groups.of(form.layers[0], torch.ones_like(form.layers[0].offset))
         assert groups is not None
-        monkeypatch.setattr(split_groups, "MOST", most)
+        monkeypatch.setattr(split_groups, "AT_ONCE", most)
         batch = replace(random_subproblems(form, seed, 6), signs=0 * random_subproblems(form, seed, 6).signs)
         batch = replace(batch, gamma=0 * batch.gamma)
         plain = SplitBounds(form, dtype=torch.float64)
@@ -187,7 +187,7 @@ def test_bounds_of_rows_are_sound(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     assert groups is not None
     exact = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
     for most in (8, 2):  # of which the second leaves neurons to their triangles
-        monkeypatch.setattr(split_groups, "MOST", most)
+        monkeypatch.setattr(split_groups, "AT_ONCE", most)
         for iterations in (1, 5, 60):
             found = ascend(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
             assert found is not None and (found.value <= exact + 1e-6).all()

@@ -35,7 +35,7 @@ def ascend(
     iterations: int,
     deadline: float = math.inf,
 ) -> Ascended | None:
-    """Lower bounds of the rows ``weight`` · [t; v] + ``offset`` over one layer.
+    """Lower bounds of the rows ``weight`` · [t; v] + ``offset`` over one layer, from the triangles' slopes.
 
     None where the groups are too large to go through their subsets.
 

@@ -25,6 +25,10 @@ from gls_lirpa.engine.split import Layer
 MOST = 8
 """Neurons of a group; larger ones are divided. A group of k neurons has 2ᵏ subsets."""
 
+AT_ONCE = 10
+"""Neurons of a group that are bounded together: more than ``MOST``, because groups are joined for one row's weights
+and other rows have other signs. What is left keeps its triangles."""
+
 LARGEST = 2**25
 """Values that a layer's weights, its slopes or the sums over subsets may have; beyond it there are no groups."""
 
@@ -97,7 +101,7 @@ class Groups:
                 if len(rows):
                     width = int(self.widths[groups].max())
                     order = picked[rows, groups].to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-                    members = self.members[groups].gather(1, order[:, : min(k, MOST)])
+                    members = self.members[groups].gather(1, order[:, : min(k, AT_ONCE)])
                     own = slopes[family[rows].unsqueeze(1), members, :width]
                     weight = self.weight[members, :width]
                     found.append(Bucket(rows, groups, members, weight, self.offset[members], own))
