@@ -179,7 +179,9 @@ class _Search:
         while (len(self._queue) or len(self._waiting)) and not self._finished():
             if self._grouping:
                 self._renew()
-            if len(self._queue) and not self._finished():
+            # Where groups are large few get slopes at a time, and have to serve for more.
+            enough = self._nodes + (self._settings.families if self._families < self._settings.families else 1)
+            while len(self._queue) and not self._finished() and self._nodes < enough:
                 self._expand()
         lower = [
             min(float(done), self._queue.lowest(i), self._waiting.lowest(i))

@@ -144,8 +144,9 @@ class Bucket:
         slope = (omega.unsqueeze(2) * self.slopes).sum(1)
         codes = subsets(self.members.shape[1]).to(omega)
         best, subset, face = torch.empty_like(omega[:, 0]), torch.empty_like(self.rows), torch.empty_like(slope)
-        for part in torch.arange(len(omega), device=omega.device).split(max(1, _CHUNK * len(omega) // self.values)):
-            some = slice(int(part[0]), int(part[-1]) + 1)
+        step = max(1, _CHUNK * len(omega) // self.values)
+        for begin in range(0, len(omega), step):
+            some = slice(begin, begin + step)
             sums, offsets = replace(self, weight=self.weight[some], offset=self.offset[some]).sums(omega[some])
             best[some], subset[some], face[some] = highest(sums, offsets, slope[some])
         at = face.sign().unsqueeze(2)
