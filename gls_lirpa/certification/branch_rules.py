@@ -84,12 +84,11 @@ def by_children(bounds: SplitBounds, batch: Subproblems, candidates: Tensor) -> 
     if count < 2:
         return candidates
     usable = candidates >= 0
-    parents = batch[torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count)]
+    which = torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count)
     first = candidates[:, :1].expand_as(candidates)
-    trial = children(parents, torch.where(usable, candidates, first).reshape(-1, 1))
+    trial = children(batch[which], torch.where(usable, candidates, first).reshape(-1, 1))
     terms = bounds.evaluate(batch, primal=False).terms
-    which = torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count).repeat(2)
-    like = None if terms is None else (terms, which)
+    like = None if terms is None else (terms, which.repeat(2))
     worse = bounds.evaluate(trial, primal=False, like=like).value.reshape(2, len(batch), count).amin(0)
     order = torch.where(usable, worse, -torch.inf).argsort(dim=1, descending=True, stable=True)
     return candidates.gather(1, order)

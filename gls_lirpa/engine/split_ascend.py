@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gls_lirpa.engine.ascent import adam
 from gls_lirpa.engine.split import Layer
+from gls_lirpa.engine.split_envelopes import Envelopes
 from gls_lirpa.engine.split_groups import LARGEST, Bucket, Groups, highest
 
 SLOPE_RATE = 0.6
@@ -125,9 +126,8 @@ def _exact(layer: Layer, groups: Groups, weight: Tensor, offset: Tensor, alpha: 
     value = offset + bounded @ layer.offset
     linear = weight[:, :inputs] + bounded @ layer.weight
     omega = (-weight[:, inputs:]).clamp(min=0)
-    for bucket in groups.buckets(omega > 0, slopes, torch.arange(len(weight), device=weight.device)):
-        level, slope, _ = bucket.level(omega[bucket.rows.unsqueeze(1), bucket.members])
-        value = value.index_add(0, bucket.rows, -level)
-        place = bucket.rows.unsqueeze(1) * inputs + groups.index[bucket.groups, : bucket.width]
-        linear.view(-1).index_add_(0, place.flatten(), -slope.flatten())
+    envelopes = Envelopes(groups, slopes)
+    terms = envelopes.terms(omega, torch.arange(len(weight), device=weight.device))
+    envelopes.subtract_slopes(linear, terms)
+    value = value - terms.level.sum(1)
     return Ascended(value - linear.abs().sum(1), alpha, slopes)
