@@ -3,11 +3,12 @@ from __future__ import annotations
 import doctest
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from gls_lirpa.certification import branch
+from gls_lirpa.certification import branch, branch_families
 from gls_lirpa.certification.branch import AIM, BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.branch_rules import RULES
@@ -18,7 +19,7 @@ from gls_lirpa.certification.stage import Findings
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
-from gls_lirpa.engine.split_envelopes import Envelopes
+from gls_lirpa.engine.split_envelopes import Envelopes, Slopes
 from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_tighten import envelopes_of
 from gls_lirpa.errors import ConfigError
@@ -206,7 +207,7 @@ def test_both_trees_share_the_node_limit(hard: Property) -> None:
     assert stopped.exhausted and (stopped.lower >= first.lower).all() and (stopped.lower <= hard.minima + 1e-5).all()
 
 
-@pytest.mark.parametrize("families", [2, 5])
+@pytest.mark.parametrize("families", [1, 2, 5])
 def test_new_slopes_on_the_way_down_keep_the_limit_and_the_verdict(families: int, hard: Property) -> None:
     settings = replace(WEAK, group_iterations=20, first_nodes=8, families=families)
     outcome = search_of(BranchAndBound(settings), hard)
@@ -225,7 +226,7 @@ def test_new_slopes_on_the_way_down_keep_the_limit_and_the_verdict(families: int
     assert torch.equal(again.lower, stopped.lower) and again.nodes == stopped.nodes
 
 
-@pytest.mark.parametrize(("fitting", "families"), [(0, [2, 1]), (1, [2, 1, 1, 1, 1]), (2, [2, 1, 1, 2])])
+@pytest.mark.parametrize(("fitting", "families"), [(0, [2, 1]), (1, [2, 1, 1, 1, 1]), (2, [2, 1, 2, 4, 2])])
 def test_fewer_or_no_slopes_where_they_get_too_large(
     fitting: int, families: list[int], hard: Property, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,14 +234,14 @@ def test_fewer_or_no_slopes_where_they_get_too_large(
     asked: list[int] = []
 
     def limited(
-        bounds: SplitBounds, batch: Subproblems, groups: Groups, **options: float
-    ) -> tuple[Envelopes, Subproblems] | None:
+        bounds: SplitBounds, batch: Subproblems, groups: Groups, **options: Any
+    ) -> tuple[Envelopes, Slopes, Subproblems] | None:
         asked.append(len(batch))
         fits = len(asked) == 1 or len(batch) <= fitting
-        return envelopes_of(bounds, batch, groups, iterations=20) if fits else None
+        return envelopes_of(bounds, batch, groups, **options) if fits else None
 
-    monkeypatch.setattr(branch, "envelopes_of", limited)
-    settings = replace(WEAK, group_iterations=20, first_nodes=8, families=4)
+    monkeypatch.setattr(branch_families, "envelopes_of", limited)
+    settings = replace(WEAK, group_iterations=1, renewal_iterations=1, first_nodes=8, families=4)
     outcome = search_of(BranchAndBound(settings), hard)
     assert asked[1 : len(families) + 1] == families and (fitting or len(asked) == 3)
     assert not outcome.exhausted and 0 < float(outcome.lower.min()) <= float(hard.minima.min()) + 1e-5

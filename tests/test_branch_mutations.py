@@ -14,12 +14,13 @@ from gls_lirpa.certification import branch, branch_rules
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.exact_lp import Optimum, minimise
-from gls_lirpa.engine import split_groups, split_hull
+from gls_lirpa.engine import split_hull
 from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
 from gls_lirpa.engine.split_envelopes import Envelopes, GroupTerms
 from gls_lirpa.engine.split_hull import hull_of
+from gls_lirpa.engine.split_subsets import Sums
 from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, root_envelopes, search_of
 
 
@@ -106,16 +107,17 @@ def _low_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tenso
     return weight, offset - 0.1 * self.step.sum(1)
 
 
-_HIGHEST = split_groups.highest
+_HIGHEST = Sums.highest
 
 
-def _smallest_subset(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _smallest_subset(self: Sums, slope: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The offset of one subset alone, of no neuron."""
-    return _HIGHEST(sums[:, :1], offsets[:, :1], slope)
+    low, high = (self.low[:, :1], self.low_offset[:, :1]), (self.high[:, :1], self.high_offset[:, :1])
+    return _HIGHEST(Sums(*low, *high, self.crossing, self.below), slope, count)
 
 
-def _unbiased(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _HIGHEST(sums, 0 * offsets, slope)
+def _unbiased(self: Sums, slope: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return _HIGHEST(replace(self, low_offset=0 * self.low_offset, high_offset=0 * self.high_offset), slope, count)
 
 
 def _added_slopes(self: Envelopes, head: Tensor, terms: GroupTerms) -> None:
@@ -149,8 +151,8 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
     "facets of the hull in the opposite order": (split_hull._Neurons, "facet", _opposite_facet),
     "facets of the hull without the corner's value": (split_hull._Neurons, "facet", _low_facet),
     "groups with the opposite slopes": (Envelopes, "subtract_slopes", _added_slopes),
-    "groups without their subsets": (split_groups, "highest", _smallest_subset),
-    "groups without their biases": (split_groups, "highest", _unbiased),
+    "groups without their subsets": (Sums, "highest", _smallest_subset),
+    "groups without their biases": (Sums, "highest", _unbiased),
     "only one child is bounded": (branch, "children", _one_child),
     "the queue forgets a subproblem": (Queue, "push", _forgetful),
     "the LP of a leaf with the opposite signs": (branch, "minimise", _opposite_leaf),

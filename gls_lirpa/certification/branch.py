@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.certification.branch_attack import Descent
+from gls_lirpa.certification.branch_families import Families
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.branch_rules import RULES, Rule, by_children, children, ranked
 from gls_lirpa.certification.branch_settings import Settings
@@ -25,9 +26,8 @@ from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
-from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_tighten import envelopes_of, tightened
+from gls_lirpa.engine.split_tighten import tightened
 
 AIM = 2e-4
 """Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in
@@ -160,9 +160,7 @@ class _Search:
         self._queue = Queue(max_mib=settings.queue_mib)
         # Those that are not below the subproblems which were last given slopes of their own.
         self._waiting = Queue(max_mib=settings.queue_mib)
-        self._grouping = settings.group_iterations > 0 and len(form.layers) > 0
-        self._groups: Groups | None = None
-        self._families = settings.families
+        self._families = Families(settings, rows=len(known))
         # The lowest bound among the finished subproblems of each row.
         self._closed = torch.full_like(known, torch.inf)
         self._counterexample: Tensor | None = None
@@ -177,10 +175,9 @@ class _Search:
         self._attack(root)
         self._bound(root, 1 if self._counterexample is not None else self._settings.root_iterations)
         while (len(self._queue) or len(self._waiting)) and not self._finished():
-            if self._grouping:
+            if self._families.at_once:
                 self._renew()
-            # Where groups are large few get slopes at a time, and have to serve for more.
-            enough = self._nodes + (self._settings.families if self._families < self._settings.families else 1)
+            enough = self._nodes + self._families.lifetime
             while len(self._queue) and not self._finished() and self._nodes < enough:
                 self._expand()
         lower = [
@@ -214,27 +211,19 @@ class _Search:
     def _renew(self) -> None:
         """Give the lowest subproblems slopes of their own, and go on below them alone.
 
-        Slopes are made for one linear function of the first layer, and splits change it; groups are joined for that
-        of the lowest at the first call. Where groups are too large even for one subproblem, there are none.
+        Slopes are made for one linear function of the first layer, and splits change it.
         """
         self._queue.move_to(self._waiting)
-        batch, candidates = self._waiting.pop(min(self._families, self._remaining()))
-        if self._groups is None:
-            weight, _ = self._exact.over_first_layer(batch[:1])
-            self._groups = Groups.of(self._form.layers[0], (-weight[0, self._form.inputs :]).clamp(min=0))
-        steps = self._settings.group_iterations
-        found = None
-        if self._groups is not None:
-            found = envelopes_of(self._exact, batch, self._groups, iterations=steps, deadline=self._deadline)
+        batch, candidates = self._waiting.pop(min(self._families.at_once, self._remaining()))
+        others = self._waiting.families()
+        found = self._families.make(self._exact, batch, others=others, deadline=self._deadline)
         if found is not None:
             envelopes, batch = found
             self._fast, self._exact = self._fast.with_envelopes(envelopes), self._exact.with_envelopes(envelopes)
             self._bound(batch, self._settings.iterations)
             return
         self._waiting.push(batch, candidates)
-        self._families = len(batch) // 2
-        if self._groups is None or not self._families:
-            self._grouping = False
+        if not self._families.at_once:
             self._fast, self._exact = self._fast.with_envelopes(None), self._exact.with_envelopes(None)
             self._waiting.move_to(self._queue)
 

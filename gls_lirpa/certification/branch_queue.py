@@ -43,6 +43,10 @@ class Queue:
         """The lowest bound of an open subproblem of this row, inf if there is none."""
         return next((entry.bound for entry in self._entries if entry.row == row), float("inf"))
 
+    def families(self) -> set[int]:
+        """The families of its subproblems."""
+        return {entry.family for entry in self._entries}
+
     def drop(self, row: int) -> None:
         """Forget the subproblems of a row."""
         self._entries = [entry for entry in self._entries if entry.row != row]

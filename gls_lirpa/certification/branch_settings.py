@@ -15,6 +15,7 @@ class Settings:
     ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them;
     ``first_nodes``: size of a first tree over quick bounds, in which easy samples are decided;
     ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree);
+    ``renewal_iterations``: for those of a subproblem, beginning with its parent's;
     ``families``: open subproblems that are given slopes of their own for them at a time;
     ``second_iterations``: of the second tree, where those slopes do most of the work."""
 
@@ -26,6 +27,7 @@ class Settings:
     tightening_iterations: int = 20
     hull_iterations: int = 40
     group_iterations: int = 100
+    renewal_iterations: int = 64
     families: int = 64
     second_iterations: int = 4
     rule: str = "mixed"
@@ -37,7 +39,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         least_one = ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib")
-        for name in (*least_one, "families", "second_iterations"):
+        for name in (*least_one, "families", "second_iterations", "renewal_iterations"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:

@@ -29,8 +29,8 @@ from torch import Tensor
 from gls_lirpa.engine.ascent import adam
 from gls_lirpa.engine.split import SplitForm
 from gls_lirpa.engine.split_envelopes import Envelopes, GroupTerms
-from gls_lirpa.engine.split_groups import Bucket
 from gls_lirpa.engine.split_hull import Hull
+from gls_lirpa.engine.split_subsets import Bucket
 
 ALPHA_RATE = 0.25
 BETA_RATE = 0.5

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.split_groups import Bucket, Groups
+from gls_lirpa.engine.split_groups import Groups
+from gls_lirpa.engine.split_subsets import Bucket
 
 _SAME = 1e-6
 """Weights that differ by less than this share of the largest are taken for equal where only order matters."""
@@ -26,14 +27,34 @@ class GroupTerms:
 
 
 @dataclass(frozen=True)
+class Slopes:
+    """Weights ω (families, neurons) and slopes c (families, groups, width) that were made for them."""
+
+    omega: Tensor
+    slope: Tensor
+
+    def __getitem__(self, index: Tensor | slice) -> Slopes:
+        return Slopes(self.omega[index], self.slope[index])
+
+    def of_neurons(self, groups: Groups) -> Tensor:
+        """Slopes g (families, neurons, width) that differ as little from the triangles' as makes Σ ω g = c."""
+        change, size = self.slope.clone(), self.slope.new_zeros(self.slope.shape[:2])
+        change.index_add_(1, groups.group, -self.omega.unsqueeze(2) * groups.triangle.to(change))
+        size.index_add_(1, groups.group, self.omega * self.omega)
+        share = self.omega / size[:, groups.group].clamp(min=torch.finfo(size.dtype).tiny)
+        return torch.addcmul(groups.triangle.to(change), share.unsqueeze(2), change[:, groups.group])
+
+
+@dataclass(frozen=True)
 class Envelopes:
-    """Groups of the first layer, and slopes of their neurons (families, neurons, width)."""
+    """Groups of the first layer, and slopes of their neurons (families, neurons, width); the first family's number."""
 
     groups: Groups
     slopes: Tensor
+    first: int = 0
 
     def to(self, dtype: torch.dtype) -> Envelopes:
-        return Envelopes(self.groups.to(dtype), self.slopes.to(dtype))
+        return Envelopes(self.groups.to(dtype), self.slopes.to(dtype), self.first)
 
     def terms(
         self,
@@ -59,16 +80,15 @@ class Envelopes:
             slope = others.slope[which].masked_fill_(moved.unsqueeze(2), 0.0)
             chosen = (omega > 0) & moved[:, groups.group]
         if buckets is None:
-            buckets = groups.buckets(chosen, self.slopes, family)
+            buckets = groups.buckets(chosen, self.slopes, family - self.first)
         inside = (omega > 0) & ~chosen
         for bucket in buckets:
             inside[bucket.rows.unsqueeze(1), bucket.members] = True
         omega = torch.where(inside, omega, 0.0)
         local = []
         for bucket in buckets:
-            at = bucket.rows, bucket.groups
-            level[at], c, v = bucket.level(omega[bucket.rows.unsqueeze(1), bucket.members])
-            slope[(*at, slice(bucket.width))] = c
+            weights = omega[bucket.rows.unsqueeze(1), bucket.members]
+            level[bucket.rows, bucket.groups], slope[bucket.at], v = bucket.level(weights)
             local.append(v)
         return GroupTerms(buckets, omega, level, slope, local)
 
@@ -82,5 +102,5 @@ class Envelopes:
         windows = t[:, self.groups.index]
         for bucket, local in zip(terms.buckets, terms.local, strict=True):
             at = bucket.rows.unsqueeze(1), bucket.members
-            own = (bucket.slopes @ windows[bucket.rows, bucket.groups, : bucket.width].unsqueeze(2)).squeeze(2) + local
+            own = (bucket.slopes @ windows[bucket.at].unsqueeze(2)).squeeze(2) + local
             v[at] = torch.where(terms.omega[at] > 0, own, v[at])

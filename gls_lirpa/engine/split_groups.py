@@ -21,19 +21,20 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.engine.split import Layer
+from gls_lirpa.engine.split_subsets import Bucket
 
-MOST = 8
+MOST = 12
 """Neurons of a group; larger ones are divided. A group of k neurons has 2ᵏ subsets."""
 
-AT_ONCE = 10
+AT_ONCE = 14
 """Neurons of a group that are bounded together: more than ``MOST``, because groups are joined for one row's weights
 and other rows have other signs. What is left keeps its triangles."""
 
 LARGEST = 2**25
-"""Values that a layer's weights, its slopes or the sums over subsets may have; beyond it there are no groups."""
+"""Values that a layer's weights or its slopes may have; beyond it there are no groups."""
 
-_CHUNK = 2**20
-"""Values of the sums over subsets that are computed at a time."""
+MOST_WORK = 2**29
+"""Values that the sums over all subsets may have, gone through and not kept; beyond it there are no groups."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,11 @@ class Groups:
         index = layer.index.new_zeros(len(found), width)
         group = torch.empty_like(layer.index)
         weight = layer.weight.new_zeros(len(layer), width)
+        position = torch.arange(layer.weight.shape[1], device=weight.device).double()
         for i, (those, inputs) in enumerate(found):
+            # Neurons of one place after another, so that halves of a group have few inputs in common.
+            place = (layer.weight[those] != 0).double() @ position
+            those = those[(place / (layer.weight[those] != 0).sum(1)).argsort(stable=True)]
             members[i, : len(those)], index[i, : len(inputs)], group[those] = those, inputs, i
             weight[those, : len(inputs)] = layer.weight[those][:, inputs]
         slope = layer.upper / (layer.upper - layer.lower)
@@ -89,80 +94,35 @@ class Groups:
         return chosen[:, self.members] & (self.members >= 0)
 
     def buckets(self, chosen: Tensor, slopes: Tensor, family: Tensor) -> list[Bucket]:
-        """The ``chosen`` (b, neurons) of every group, groups with equally many together; slopes by ``family``."""
+        """The ``chosen`` (b, neurons) of every group, similar groups together; slopes by ``family``."""
         picked = self._picked(chosen)
         count = picked.sum(2)
-        sizes = self.widths.log2().ceil()
         found = []
         for k in range(1, int(count.max()) + 1 if count.numel() else 1):
-            of_k = count == k
+            rows, groups = (count == k).nonzero(as_tuple=True)
+            if not len(rows):
+                continue
+            order = picked[rows, groups].to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+            members = self.members[groups].gather(1, order[:, : min(k, AT_ONCE)])
+            read = torch.stack(
+                [half.any(1) for half in (self.weight[members] != 0).tensor_split([members.shape[1] // 2], 1)]
+            )
+            sizes = torch.maximum(read.all(0).sum(1), self.widths[groups] // 4).log2().ceil()
             for size in sizes.unique():
-                rows, groups = (of_k & (sizes == size)).nonzero(as_tuple=True)
-                if len(rows):
-                    width = int(self.widths[groups].max())
-                    order = picked[rows, groups].to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-                    members = self.members[groups].gather(1, order[:, : min(k, AT_ONCE)])
-                    own = slopes[family[rows].unsqueeze(1), members, :width]
-                    weight = self.weight[members, :width]
-                    found.append(Bucket(rows, groups, members, weight, self.offset[members], own))
+                some = (sizes == size).nonzero().flatten()
+                own = slopes[family[rows[some]].unsqueeze(1), members[some]]
+                found.append(self._bucket(rows[some], groups[some], members[some], read[:, some], own))
         return found
 
-
-@dataclass(frozen=True)
-class Bucket:
-    """Groups of k members: the row and group they are (n,), ``members`` (n, k), their a and slopes (n, k, width)
-    and their b (n, k)."""
-
-    rows: Tensor
-    groups: Tensor
-    members: Tensor
-    weight: Tensor
-    offset: Tensor
-    slopes: Tensor
-
-    def to(self, dtype: torch.dtype) -> Bucket:
-        weight, offset, slopes = (part.to(dtype) for part in (self.weight, self.offset, self.slopes))
-        return replace(self, weight=weight, offset=offset, slopes=slopes)
-
-    @property
-    def width(self) -> int:
-        return self.weight.shape[2]
-
-    @property
-    def values(self) -> int:
-        """How many values the sums over all subsets are."""
-        return len(self.rows) * (1 << self.members.shape[1]) * self.width
-
-    def sums(self, omega: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ ω a and Σ ω b over every subset: (n, 2ᵏ, width) and (n, 2ᵏ), for weights ω (n, k)."""
-        codes = subsets(self.members.shape[1]).to(omega)
-        return codes @ (omega.unsqueeze(2) * self.weight), (omega * self.offset) @ codes.t()
-
-    def level(self, omega: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """d and c for the weights ω (n, k), and what v_j is apart from g_j·t: [j ∈ S] z_j(t*) − g_j·t*, with S and
-        t* those at which d is attained. That is ∂/∂ω_j of d."""
-        slope = (omega.unsqueeze(2) * self.slopes).sum(1)
-        codes = subsets(self.members.shape[1]).to(omega)
-        best, subset, face = torch.empty_like(omega[:, 0]), torch.empty_like(self.rows), torch.empty_like(slope)
-        step = max(1, _CHUNK * len(omega) // self.values)
-        for begin in range(0, len(omega), step):
-            some = slice(begin, begin + step)
-            sums, offsets = replace(self, weight=self.weight[some], offset=self.offset[some]).sums(omega[some])
-            best[some], subset[some], face[some] = highest(sums, offsets, slope[some])
-        at = face.sign().unsqueeze(2)
-        v = codes[subset] * ((self.weight @ at).squeeze(2) + self.offset) - (self.slopes @ at).squeeze(2)
-        return best, slope, v
-
-
-def highest(sums: Tensor, offsets: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """d of every group, the subset at which it is attained, and that subset's sum minus c."""
-    best, subset = (torch.cdist(sums, slope.unsqueeze(1), p=1).squeeze(2) + offsets).max(1)
-    return best, subset, sums[torch.arange(len(subset), device=subset.device), subset] - slope
-
-
-def subsets(k: int) -> Tensor:
-    """The 2ᵏ subsets of k members as rows of zeros and ones."""
-    return torch.arange(2**k).unsqueeze(1) >> torch.arange(k) & 1
+    def _bucket(self, rows: Tensor, groups: Tensor, members: Tensor, read: Tensor, slopes: Tensor) -> Bucket:
+        """``read`` (2, n, inputs): the inputs of the first half of the members and of the second."""
+        width, crossing = int(self.widths[groups].max()), int(read.all(0).sum(1).max())
+        columns = read.sum(0).argsort(dim=1, descending=True, stable=True)[:, :width]
+        at = columns.unsqueeze(1).expand(-1, members.shape[1], -1)
+        weight, slopes = self.weight[members].gather(2, at), slopes.gather(2, at)
+        return Bucket(
+            rows, groups, members, columns, crossing, read[0].gather(1, columns), weight, self.offset[members], slopes
+        )
 
 
 def _same_inputs(layer: Layer) -> list[tuple[Tensor, Tensor]]:

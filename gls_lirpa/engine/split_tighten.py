@@ -11,7 +11,7 @@ from torch import Tensor
 from gls_lirpa.engine.split import SplitForm
 from gls_lirpa.engine.split_ascend import ascend
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
-from gls_lirpa.engine.split_envelopes import Envelopes
+from gls_lirpa.engine.split_envelopes import Envelopes, Slopes
 from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_hull import second_layer_bounds
 
@@ -19,21 +19,31 @@ _ROWS_AT_ONCE = 512
 
 
 def envelopes_of(
-    bounds: SplitBounds, batch: Subproblems, groups: Groups, *, iterations: int, deadline: float = math.inf
-) -> tuple[Envelopes, Subproblems] | None:
+    bounds: SplitBounds,
+    batch: Subproblems,
+    groups: Groups,
+    *,
+    iterations: int,
+    start: Slopes | None = None,
+    first: int = 0,
+    deadline: float = math.inf,
+) -> tuple[Envelopes, Slopes, Subproblems] | None:
     """Slopes for every subproblem of a batch, and the batch with each as a family of its own, to go on with them.
 
     They are made for the linear function of [t; v₁] that the subproblem's bound rests on, and hold for every other.
+    ``start``: slopes of similar subproblems, to begin with; ``first``: the number of the first family.
     """
     layer = bounds.form.layers[0]
     weight, constant = bounds.over_first_layer(batch)
-    found = ascend(layer, groups, weight, constant, iterations=iterations, deadline=deadline)
+    begin = None if start is None else (batch.alpha[:, : len(layer)], start)
+    found = ascend(layer, groups, weight, constant, iterations=iterations, start=begin, deadline=deadline)
     if found is None:
         return None
     alpha = batch.alpha.clone()
     alpha[:, : len(layer)] = found.alpha.to(alpha)
-    family = torch.arange(len(batch), device=batch.rows.device)
-    return Envelopes(groups, found.slopes), replace(batch, family=family, alpha=alpha)
+    family = first + torch.arange(len(batch), device=batch.rows.device)
+    envelopes = Envelopes(groups, found.slopes.of_neurons(groups), first)
+    return envelopes, found.slopes, replace(batch, family=family, alpha=alpha)
 
 
 def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf) -> SplitForm:
