@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.attacks import input_gradient, project
+from gls_lirpa.certification.recombination import recombine
 from gls_lirpa.engine.boxes import Box
 
 
@@ -18,7 +20,7 @@ class Descent:
         self._radius = (box.upper - box.lower) / 2
 
     def inside(self, x: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(x.to(self._box.lower), self._box.lower), self._box.upper)
+        return project(x.to(self._box.lower), self._box)
 
     def margins(self, x: Tensor) -> Tensor:
         """The sample's margins at inputs (n, …): (n, rows)."""
@@ -33,13 +35,10 @@ class Descent:
         found = _violation(x, margins)
         if found is not None:
             return found
-        chosen = margins.gather(1, rows[:, None])[:, 0].argsort(stable=True)[:starts]
+        chosen = _of_rows(margins, rows).argsort(stable=True)[:starts]
         x, rows = x[chosen], rows[chosen]
         for step in range(steps):
-            with torch.enable_grad():
-                leaf = x.detach().requires_grad_()
-                values = self.margins(leaf)
-                (gradient,) = torch.autograd.grad(values.gather(1, rows[:, None]).sum(), leaf)
+            _, gradient = input_gradient(self.margins, x, rows, _of_rows)
             rate = 0.5 * (1 - step / steps)
             x = self.inside(x - rate * self._radius * gradient.sign())
             with torch.no_grad():
@@ -47,6 +46,17 @@ class Descent:
             if found is not None:
                 return found
         return None
+
+    def recombine(self, *, population: int, rounds: int, seed: int, deadline: float) -> Tensor | None:
+        """An input with a negative margin from many points that exchange windows (``recombination``), or None."""
+        generator = torch.Generator().manual_seed(seed)
+        return recombine(
+            self.margins, self._box, population=population, rounds=rounds, generator=generator, deadline=deadline
+        )
+
+
+def _of_rows(margins: Tensor, rows: Tensor) -> Tensor:
+    return margins.gather(1, rows[:, None])[:, 0]
 
 
 def _violation(x: Tensor, margins: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ class Settings:
     """How to search. ``max_nodes``: subproblems bounded per sample, the root of every open class included
     and always bounded; ``candidates`` > 1: that many neurons are compared by bounding their children;
     ``attack_starts`` 0: subproblems are not searched for counterexamples, only leaves give them;
+    ``population`` and ``rounds`` of the attack between the trees (``recombination``), 0 rounds: none;
     ``first_nodes``: size of a first tree over quick bounds, in which easy samples are decided;
     ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree);
     ``renewal_iterations``: for those of a subproblem, beginning with its parent's;
@@ -36,16 +37,18 @@ class Settings:
     queue_mib: int = 1024
     attack_starts: int = 4
     attack_steps: int = 5
+    population: int = 64
+    rounds: int = 400
 
     def __post_init__(self) -> None:
         least_one = ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib")
-        for name in (*least_one, "families", "second_iterations", "renewal_iterations"):
+        for name in (*least_one, "families", "second_iterations", "renewal_iterations", "population"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:
             raise ConfigError(f"expected max_nodes >= 1 or None, got {self.max_nodes}")
         counts = ("tightening_iterations", "hull_iterations", "group_iterations", "attack_starts", "attack_steps")
-        for name in ("first_nodes", *counts):
+        for name in ("first_nodes", "rounds", *counts):
             if getattr(self, name) < 0:
                 raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}")
         RULES.get(self.rule)

@@ -1,0 +1,113 @@
+"""An attack by many points that exchange windows of their inputs.
+
+A network of local layers is nearly a sum over the places of an image. Descent from one start settles every place on
+its own and keeps what it came to, good here and bad there; a point that takes a window from another and descends
+again is often better than both. On PGD-trained networks this finds margins far below those of any number of
+independent starts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.attacks import Forward, input_gradient, project, random_points
+from gls_lirpa.engine.boxes import Box
+
+FIRST_STEPS = tuple(2.0 * (1 - step / 40) for step in range(40))
+STEPS = (1.0, 0.5, 0.2, 0.1)
+"""Sizes of the steps from random points and after an exchange, in units of each input's box radius."""
+
+_SMALLEST, _LARGEST = 1 / 7, 4 / 7
+"""Sides of a window as a share of the input's."""
+
+_RANDOM = 0.3
+"""Share of windows that are filled with a random corner of the box instead of another point's values."""
+
+_RIVALS = 3
+"""The other point is the lowest of so many."""
+
+
+def recombine(
+    margins: Forward,
+    box: Box,
+    *,
+    population: int,
+    rounds: int,
+    generator: torch.Generator,
+    deadline: float = math.inf,
+) -> Tensor | None:
+    """A point of the box of one sample at which one of the ``margins`` (n, rows) is negative, or None.
+
+    Ends after ``rounds`` exchanges or at ``deadline`` (of ``time.monotonic``).
+
+    >>> box = Box(torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4))
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> found = recombine(lambda x: 15.5 - x.flatten(1).sum(1, keepdim=True), box, population=4, rounds=2,
+    ...                   generator=generator)
+    >>> found.sum().item()
+    16.0
+    """
+    shape, every = box.lower.shape[1:], box[torch.zeros(population, dtype=torch.long)]
+    points, values = _lowered(margins, random_points(every, generator=generator), box, FIRST_STEPS)
+    for _ in range(rounds):
+        if float(values.min()) < 0 or time.monotonic() > deadline:
+            break
+        others = points[_lowest_of_some(values, generator)]
+        corners = torch.where(_uniform((population, *shape), points, generator) < 0.5, box.lower, box.upper)
+        random = _uniform((population, *[1] * len(shape)), points, generator) < _RANDOM
+        inside = _windows(population, shape, points, generator)
+        given = torch.where(inside, torch.where(random, corners, others), points)
+        tried, reached = _lowered(margins, given, box, STEPS)
+        better = reached < values
+        points[better], values[better] = tried[better], reached[better]
+    lowest = int(values.argmin())
+    return points[lowest].clone() if float(values[lowest]) < 0 else None
+
+
+def _lowered(margins: Forward, points: Tensor, box: Box, steps: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """The lowest of the points on the way down from each of ``points``, and their lowest margins."""
+
+    def lowest(values: Tensor, _: Tensor) -> Tensor:
+        return values.amin(1)
+
+    radius = (box.upper - box.lower) / 2
+    best, worst = points.clone(), points.new_full((len(points),), torch.inf)
+    for step in (*steps, None):
+        if step is None:
+            with torch.no_grad():
+                values = margins(points).amin(1)
+        else:
+            values, gradient = input_gradient(margins, points, points, lowest)
+        better = values < worst
+        best[better], worst[better] = points[better], values[better]
+        if step is not None:
+            points = project(points - step * radius * gradient.sign(), box)
+    return best, worst
+
+
+def _lowest_of_some(values: Tensor, generator: torch.Generator) -> Tensor:
+    drawn = torch.randint(len(values), (_RIVALS, len(values)), generator=generator).to(values.device)
+    return drawn.gather(0, values[drawn].argmin(0, keepdim=True))[0]
+
+
+def _windows(count: int, shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Masks (count, *shape) of a box of places each, the same in all channels (the first of several dimensions)."""
+    inside = torch.ones(count, *[1] * len(shape), dtype=torch.bool, device=like.device)
+    share = _SMALLEST + (_LARGEST - _SMALLEST) * _uniform((count, 1), like, generator)
+    for axis in range(min(1, len(shape) - 1), len(shape)):
+        side = shape[axis]
+        size = (share * side).ceil()
+        start = (_uniform((count, 1), like, generator) * (side + size - 1)).floor() - size + 1
+        place = torch.arange(side, device=like.device)
+        along = (place >= start) & (place < start + size)
+        inside = inside & along.reshape(count, *[side if other == axis else 1 for other in range(len(shape))])
+    return inside
+
+
+def _uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(tuple(shape), dtype=like.dtype, generator=generator).to(like.device)
