@@ -26,6 +26,7 @@ PLAIN = Settings(
     group_iterations=0,
     attack_starts=0,
     attack_steps=0,
+    rounds=0,
     root_iterations=2,
     iterations=2,
 )

@@ -1,7 +1,7 @@
 """Branch and bound over ReLU splits: the complete last stage of the cascade.
 
 One search per sample, over all its open classes together. Subproblems are bounded in batches with
-α and β (``engine.split_bounds``), optimised in float32 and accepted only by a float64 evaluation; a
+α and β (``engine.split_bounds``), optimised in float32 and closed only by a float64 evaluation; a
 subproblem with no neuron left to split is an LP. A bound is never below its parent's. What a small first
 tree leaves open is attacked with points that exchange parts of their inputs; then a second tree begins anew
 with bounds of groups of neurons, which cost far more but are far tighter: every subproblem that is split
@@ -259,10 +259,14 @@ class _Search:
         """Bound a batch, close what is decided, look for counterexamples, queue the rest."""
         self._nodes += len(batch)
         batch, done = self._fast.optimise(batch, iterations=iterations, target=self._target, deadline=self._deadline)
-        exact = self._exact.evaluate(batch, primal=False).value
-        batch = replace(batch, bound=torch.maximum(batch.bound, exact))
         # Above a finished subproblem of its row, a bound no longer matters to the row's minimum.
-        proven = batch.bound > self._closed.clamp(max=self._target)[batch.rows]
+        enough = self._closed.clamp(max=self._target)[batch.rows]
+        bound = done.value.double() - 0.5 * self._target
+        near = (done.value > enough - self._target).nonzero().flatten()
+        if len(near):
+            bound[near] = self._exact.evaluate(batch[near], primal=False).value
+        batch = replace(batch, bound=torch.maximum(batch.bound, bound))
+        proven = batch.bound > enough
         leaves = (batch.signs != 0).all(1) & ~proven
         self._close(batch.rows[proven], batch.bound[proven])
         for i in leaves.nonzero().flatten().tolist():

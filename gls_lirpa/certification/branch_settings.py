@@ -28,7 +28,7 @@ class Settings:
     tightening_iterations: int = 20
     hull_iterations: int = 40
     group_iterations: int = 100
-    renewal_iterations: int = 64
+    renewal_iterations: int = 32
     families: int = 64
     second_iterations: int = 4
     rule: str = "mixed"

@@ -31,6 +31,9 @@ _RANDOM = 0.3
 _RIVALS = 3
 """The other point is the lowest of so many."""
 
+_REVIEW = 50
+"""After so many rounds the attack ends if all that are left could not reach 0 at the pace of the last so many."""
+
 
 def recombine(
     margins: Forward,
@@ -43,7 +46,7 @@ def recombine(
 ) -> Tensor | None:
     """A point of the box of one sample at which one of the ``margins`` (n, rows) is negative, or None.
 
-    Ends after ``rounds`` exchanges or at ``deadline`` (of ``time.monotonic``).
+    Ends after ``rounds`` exchanges, where they lead nowhere, or at ``deadline`` (of ``time.monotonic``).
 
     >>> box = Box(torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4))
     >>> generator = torch.Generator().manual_seed(0)
@@ -54,19 +57,27 @@ def recombine(
     """
     shape, every = box.lower.shape[1:], box[torch.zeros(population, dtype=torch.long)]
     points, values = _lowered(margins, random_points(every, generator=generator), box, FIRST_STEPS)
-    for _ in range(rounds):
-        if float(values.min()) < 0 or time.monotonic() > deadline:
-            break
+    reached = [float(values.min())]
+    while len(reached) <= rounds and reached[-1] >= 0 and time.monotonic() <= deadline and _hopeful(reached, rounds):
         others = points[_lowest_of_some(values, generator)]
         corners = torch.where(_uniform((population, *shape), points, generator) < 0.5, box.lower, box.upper)
         random = _uniform((population, *[1] * len(shape)), points, generator) < _RANDOM
         inside = _windows(population, shape, points, generator)
         given = torch.where(inside, torch.where(random, corners, others), points)
-        tried, reached = _lowered(margins, given, box, STEPS)
-        better = reached < values
-        points[better], values[better] = tried[better], reached[better]
+        tried, lowered = _lowered(margins, given, box, STEPS)
+        better = lowered < values
+        points[better], values[better] = tried[better], lowered[better]
+        reached.append(float(values.min()))
     lowest = int(values.argmin())
     return points[lowest].clone() if float(values[lowest]) < 0 else None
+
+
+def _hopeful(reached: list[float], rounds: int) -> bool:
+    """Whether the margins ``reached`` after every round so far may become negative within all ``rounds``."""
+    done = len(reached) - 1
+    if done < _REVIEW or done % _REVIEW:
+        return True
+    return reached[-1] < (reached[-1 - _REVIEW] - reached[-1]) / _REVIEW * (rounds - done)
 
 
 def _lowered(margins: Forward, points: Tensor, box: Box, steps: Sequence[float]) -> tuple[Tensor, Tensor]:

@@ -81,6 +81,11 @@ class Pass:
     saving: Tensor
     terms: GroupTerms | None = None
 
+    def put(self, rows: Tensor, other: Pass, chosen: Tensor) -> None:
+        """Overwrite ``rows`` with the ``chosen`` rows of another pass; the groups' terms stay as they are."""
+        for name in ("value", "t", "z", "v", "coefficient", "saving"):
+            getattr(self, name)[rows] = getattr(other, name)[chosen]
+
 
 @dataclass(frozen=True)
 class _Parts:
@@ -262,29 +267,27 @@ class SplitBounds:
         """
         live = torch.arange(len(batch), device=batch.rows.device)
         alpha, beta, gamma = (part.clone() for part in (batch.alpha, batch.beta, batch.gamma))
-        best = torch.full((len(batch),), -torch.inf, dtype=self.dtype, device=batch.rows.device)
         current = batch
         moments = [torch.zeros_like(part) for part in (alpha, beta, gamma) for _ in range(2)]
-        buckets: list[Bucket] | None = None
-        for step in range(iterations):
-            last = step + 1 == iterations or time.monotonic() > deadline
-            done = self.evaluate(current, primal=not last, buckets=buckets)
-            buckets = None if done.terms is None else done.terms.buckets
-            better = done.value > best[live]
-            kept = live[better]
-            best[kept] = done.value[better]
-            alpha[kept], beta[kept], gamma[kept] = (
-                part[better] for part in (current.alpha, current.beta, current.gamma)
-            )
-            open_rows = best[live] <= target
-            if last or not open_rows.any():
+        done = self.evaluate(current)
+        best = replace(done, terms=None)
+        for step in range(1, iterations):
+            open_rows = best.value[live] <= target
+            if time.monotonic() > deadline or not open_rows.any():
                 break
-            current = self._step(current, done, moments, step)
+            current = self._step(current, done, moments, step - 1)
+            buckets = None if done.terms is None else done.terms.buckets
             if int(open_rows.sum()) * 2 < len(live):
                 live, current, buckets = live[open_rows], current[open_rows], None
                 moments = [moment[open_rows] for moment in moments]
-        result = replace(batch, alpha=alpha, beta=beta, gamma=gamma)
-        return result, self.evaluate(result)
+            done = self.evaluate(current, buckets=buckets)
+            better = done.value > best.value[live]
+            kept = live[better]
+            best.put(kept, done, better)
+            alpha[kept], beta[kept], gamma[kept] = (
+                part[better] for part in (current.alpha, current.beta, current.gamma)
+            )
+        return replace(batch, alpha=alpha, beta=beta, gamma=gamma), best
 
     def _step(self, batch: Subproblems, done: Pass, moments: list[Tensor], step: int) -> Subproblems:
         decay = DECAY**step

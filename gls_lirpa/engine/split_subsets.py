@@ -96,15 +96,16 @@ class Sums:
         low = (self.low[:, :, alone] - rest.unsqueeze(1)).abs() @ self.below[:, alone].to(rest).unsqueeze(2)
         high = (self.high[:, :, alone] - rest.unsqueeze(1)).abs() @ (~self.below[:, alone]).to(rest).unsqueeze(2)
         low, high = low.squeeze(2) + self.low_offset, high.squeeze(2) + self.high_offset
+        low_least, high_least = low.amin(1, keepdim=True), high.amin(1, keepdim=True)
+        # What a half answers for is a coordinate more: |x + y| = x + y for x, y ≥ 0.
+        ones = torch.cat([self.low[:, :, both], (low - low_least).unsqueeze(2)], 2).neg_()
+        others = torch.cat([self.high[:, :, both] - slope[:, both].unsqueeze(1), (high - high_least).unsqueeze(2)], 2)
         pairs = low.shape[1] * high.shape[1]
         found = []
-        for some in torch.arange(len(slope), device=slope.device).split(max(1, _CHUNK // pairs)):
-            begin = self.high[some, :, both] - slope[some, both].unsqueeze(1)
-            value = torch.cdist(begin, -self.low[some, :, both], p=1)
-            value += high[some].unsqueeze(2) + low[some].unsqueeze(1)
-            found.append(value.flatten(1).topk(min(count, pairs), dim=1))
+        for one, other in zip(*(part.split(max(1, _CHUNK // pairs)) for part in (ones, others)), strict=True):
+            found.append(torch.cdist(other, one, p=1).flatten(1).topk(min(count, pairs), dim=1))
         best, subset = (torch.cat(parts) for parts in zip(*found, strict=True))
-        return best, subset
+        return best + low_least + high_least, subset
 
     def of(self, subset: Tensor) -> tuple[Tensor, Tensor]:
         """The sums Σ ω a and Σ ω b over these subsets: (n, count, width) and (n, count)."""
