@@ -56,6 +56,13 @@ def test_no_rounds_after_the_deadline() -> None:
     assert attack(two_wells, unit_box(1, 8, 8), deadline=time.monotonic() - 1.0) is None
 
 
+def test_hopeless_attacks_end_early() -> None:
+    assert recombination._hopeful([1.0], 400) and recombination._hopeful([1.0] * 50, 400)
+    assert not recombination._hopeful([1.0] * 51, 400)
+    falling = [1.0 - 0.004 * step for step in range(51)]  # 0.2 in 50 rounds: 1.4 more in the other 350
+    assert recombination._hopeful(falling, 400) and not recombination._hopeful(falling, 240)
+
+
 def test_inputs_of_radius_zero_stay_and_flat_inputs_have_windows_too() -> None:
     lower, upper = torch.rand(1, 40), torch.ones(1, 40)
     upper[:, ::3] = lower[:, ::3]
@@ -78,12 +85,11 @@ def test_windows_lie_anywhere_and_span_all_channels() -> None:
     assert bool(inside.flatten(1).any(1).all()) and not bool(inside.flatten(1).all(1).any())
 
 
-@pytest.mark.parametrize("kind", ["dense", "conv"])
-def test_branch_and_bound_attacks_between_its_trees(kind: str) -> None:
+def test_branch_and_bound_attacks_between_its_trees() -> None:
     """A first tree too small to decide: with rounds the counterexample comes before the second tree."""
     tried = 0
-    for seed in range(100, 106):
-        for prop in near_boundary(kind, seed, 20):
+    for seed in range(100, 104):
+        for prop in near_boundary("conv", seed, 20):
             first = search_of(BranchAndBound(replace(RENEWING, max_nodes=2)), prop)
             outcome = search_of(BranchAndBound(replace(RENEWING, rounds=30)), prop)
             minimum = float(prop.minima.min())

@@ -262,7 +262,7 @@ class _Search:
         # Above a finished subproblem of its row, a bound no longer matters to the row's minimum.
         enough = self._closed.clamp(max=self._target)[batch.rows]
         bound = done.value.double() - 0.5 * self._target
-        near = (done.value > enough - self._target).nonzero().flatten()
+        near = (~(done.value <= enough - self._target)).nonzero().flatten()
         if len(near):
             bound[near] = self._exact.evaluate(batch[near], primal=False).value
         batch = replace(batch, bound=torch.maximum(batch.bound, bound))

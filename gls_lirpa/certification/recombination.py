@@ -56,7 +56,7 @@ def recombine(
     16.0
     """
     shape, every = box.lower.shape[1:], box[torch.zeros(population, dtype=torch.long)]
-    points, values = _lowered(margins, random_points(every, generator=generator), box, FIRST_STEPS)
+    points, values = _lowered(margins, random_points(every, generator=generator), box, FIRST_STEPS, deadline)
     reached = [float(values.min())]
     while len(reached) <= rounds and reached[-1] >= 0 and time.monotonic() <= deadline and _hopeful(reached, rounds):
         others = points[_lowest_of_some(values, generator)]
@@ -64,7 +64,7 @@ def recombine(
         random = _uniform((population, *[1] * len(shape)), points, generator) < _RANDOM
         inside = _windows(population, shape, points, generator)
         given = torch.where(inside, torch.where(random, corners, others), points)
-        tried, lowered = _lowered(margins, given, box, STEPS)
+        tried, lowered = _lowered(margins, given, box, STEPS, deadline)
         better = lowered < values
         points[better], values[better] = tried[better], lowered[better]
         reached.append(float(values.min()))
@@ -80,24 +80,26 @@ def _hopeful(reached: list[float], rounds: int) -> bool:
     return reached[-1] < (reached[-1 - _REVIEW] - reached[-1]) / _REVIEW * (rounds - done)
 
 
-def _lowered(margins: Forward, points: Tensor, box: Box, steps: Sequence[float]) -> tuple[Tensor, Tensor]:
+def _lowered(
+    margins: Forward, points: Tensor, box: Box, steps: Sequence[float], deadline: float
+) -> tuple[Tensor, Tensor]:
     """The lowest of the points on the way down from each of ``points``, and their lowest margins."""
-
-    def lowest(values: Tensor, _: Tensor) -> Tensor:
-        return values.amin(1)
 
     radius = (box.upper - box.lower) / 2
     best, worst = points.clone(), points.new_full((len(points),), torch.inf)
-    for step in (*steps, None):
-        if step is None:
-            with torch.no_grad():
-                values = margins(points).amin(1)
-        else:
-            values, gradient = input_gradient(margins, points, points, lowest)
+
+    def keep(values: Tensor) -> None:
         better = values < worst
         best[better], worst[better] = points[better], values[better]
-        if step is not None:
-            points = project(points - step * radius * gradient.sign(), box)
+
+    for step in steps:
+        values, gradient = input_gradient(margins, points, points, lambda values, _: values.amin(1))
+        keep(values)
+        if time.monotonic() > deadline:
+            return best, worst
+        points = project(points - step * radius * gradient.sign(), box)
+    with torch.no_grad():
+        keep(margins(points).amin(1))
     return best, worst
 
 
