@@ -12,7 +12,7 @@ from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.suite import PlannedRun
 from gls_lirpa.estimators import ray_session
-from gls_lirpa.training.loop import Interrupted
+from gls_lirpa.training.loop import Interrupted, stop_requests
 
 POLL_SECONDS = 1.0
 
@@ -60,32 +60,47 @@ def _serial(due: Sequence[PlannedRun], out: Path, progress: SuiteProgress) -> It
 def _parallel(due: Sequence[PlannedRun], out: Path, workers: int, progress: SuiteProgress) -> Iterator[Outcome]:
     ray = ray_session.acquire(None, actors=min(workers, len(due)), gpus=0.0, store_bytes=0)
     try:
-        task = ray.remote(num_cpus=1, max_retries=0)(_remote)
-        # The paradox suites list their cells from cheap to dear: the dear ones first leave no worker idle at the end.
-        waiting, open_runs = list(reversed(due)), {run.name for run in due}
-        lost: set[str] = set()
-        busy: dict[Any, PlannedRun] = {}
-        while waiting or busy:
-            for run in [run for run in waiting if run.needs not in open_runs]:
-                if run.needs in lost:
-                    waiting.remove(run)
-                    open_runs.discard(run.name)
-                    lost.add(run.name)
-                    yield _unstarted(run)
-                elif len(busy) < workers:
-                    waiting.remove(run)
-                    busy[task.remote(run, out)] = run
-            ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_SECONDS)
-            progress.refresh()
-            for reference in ready:
-                run = busy.pop(reference)
-                outcome = _received(ray, reference, run, out)
-                open_runs.discard(run.name)
-                if not outcome.done:
-                    lost.add(run.name)
-                yield outcome
+        # An exception raised by the signal itself can be lost inside Ray.
+        with stop_requests(lambda: None) as asked:
+            for outcome in _as_they_end(ray, due, out, workers, progress):
+                if asked.is_set():
+                    raise KeyboardInterrupt
+                if outcome is not None:
+                    yield outcome
     finally:
         ray_session.release()
+
+
+def _as_they_end(
+    ray: Any, due: Sequence[PlannedRun], out: Path, workers: int, progress: SuiteProgress
+) -> Iterator[Outcome | None]:
+    """The outcomes of runs on Ray; None after every wait, and at the end."""
+    task = ray.remote(num_cpus=1, max_retries=0)(_remote)
+    # The paradox suites list their cells from cheap to dear: the dear ones first leave no worker idle at the end.
+    waiting, open_runs = list(reversed(due)), {run.name for run in due}
+    lost: set[str] = set()
+    busy: dict[Any, PlannedRun] = {}
+    while waiting or busy:
+        for run in [run for run in waiting if run.needs not in open_runs]:
+            if run.needs in lost:
+                waiting.remove(run)
+                open_runs.discard(run.name)
+                lost.add(run.name)
+                yield _unstarted(run)
+            elif len(busy) < workers:
+                waiting.remove(run)
+                busy[task.remote(run, out)] = run
+        ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_SECONDS)
+        progress.refresh()
+        yield None
+        for reference in ready:
+            run = busy.pop(reference)
+            outcome = _received(ray, reference, run, out)
+            open_runs.discard(run.name)
+            if not outcome.done:
+                lost.add(run.name)
+            yield outcome
+    yield None
 
 
 def _remote(run: PlannedRun, out: Path) -> Outcome:

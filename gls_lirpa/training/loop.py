@@ -237,8 +237,8 @@ def _monitor(config: TrainConfig) -> Relaxation:
 
 
 @contextmanager
-def _stop_requests(notify: Callable[[], None]) -> Iterator[threading.Event]:
-    """Ctrl-C asks for a stop after the running step; a second one stops at once."""
+def stop_requests(notify: Callable[[], None]) -> Iterator[threading.Event]:
+    """Ctrl-C asks for a stop, which the caller looks for between steps; a second one stops at once."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -290,7 +290,7 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
     done = trainer.position.epoch * steps + trainer.position.batch
     reporter.started(config, folder.path, config.epochs * steps, done)
     saved = time.monotonic()
-    with _stop_requests(reporter.stopping) as stop, warnings.catch_warnings():
+    with stop_requests(reporter.stopping) as stop, warnings.catch_warnings():
         # Estimators ask for reset_batchnorm, which end_epoch does.
         warnings.filterwarnings("ignore", message="BatchNorm in train mode")
         while trainer.position.epoch < config.epochs:
