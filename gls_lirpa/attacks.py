@@ -51,15 +51,16 @@ def random_points(box: Box, *, generator: Generators = None) -> Tensor:
     """
     lower = box.lower
     if isinstance(generator, Sequence):
-        uniform = torch.stack([_uniform(lower.shape[1:], lower, g) for g in generator])
+        share = torch.stack([uniform(lower.shape[1:], lower, g) for g in generator])
     else:
-        uniform = _uniform(lower.shape, lower, generator)
-    return project(lower + uniform * (box.upper - lower), box)
+        share = uniform(lower.shape, lower, generator)
+    return project(lower + share * (box.upper - lower), box)
 
 
-def _uniform(shape: torch.Size, like: Tensor, generator: torch.Generator | None) -> Tensor:
+def uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Values in [0, 1), drawn where the generator lives, in the precision and on the device of ``like``."""
     device = like.device if generator is None else generator.device
-    return torch.rand(shape, dtype=like.dtype, device=device, generator=generator).to(like.device)
+    return torch.rand(tuple(shape), dtype=like.dtype, device=device, generator=generator).to(like.device)
 
 
 def project(points: Tensor, box: Box) -> Tensor:

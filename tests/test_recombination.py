@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.attacks import Forward
 from gls_lirpa.certification import recombination
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.recombination import recombine
@@ -32,9 +33,9 @@ def two_wells(x: Tensor) -> Tensor:
     return (wells + 1).sum(1, keepdim=True) - 0.2
 
 
-def attack(margins: object, box: Box, *, rounds: int = ROUNDS, seed: int = 0, deadline: float = 1e18) -> Tensor | None:
+def attack(margins: Forward, box: Box, *, rounds: int = ROUNDS, seed: int = 0, deadline: float = 1e18) -> Tensor | None:
     generator = torch.Generator().manual_seed(seed)
-    return recombine(margins, box, population=32, rounds=rounds, generator=generator, deadline=deadline)  # type: ignore[arg-type]
+    return recombine(margins, box, population=32, rounds=rounds, generator=generator, deadline=deadline)
 
 
 def unit_box(*shape: int) -> Box:

@@ -261,6 +261,7 @@ class _Search:
         batch, done = self._fast.optimise(batch, iterations=iterations, target=self._target, deadline=self._deadline)
         # Above a finished subproblem of its row, a bound no longer matters to the row's minimum.
         enough = self._closed.clamp(max=self._target)[batch.rows]
+        # Less the margin for float32 rounding; what may close a subproblem is bounded in float64.
         bound = done.value.double() - 0.5 * self._target
         near = (~(done.value <= enough - self._target)).nonzero().flatten()
         if len(near):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gls_lirpa.attacks import Forward, input_gradient, project, random_points
+from gls_lirpa.attacks import Forward, input_gradient, project, random_points, uniform
 from gls_lirpa.engine.boxes import Box
 
 FIRST_STEPS = tuple(2.0 * (1 - step / 40) for step in range(40))
@@ -60,8 +60,8 @@ def recombine(
     reached = [float(values.min())]
     while len(reached) <= rounds and reached[-1] >= 0 and time.monotonic() <= deadline and _hopeful(reached, rounds):
         others = points[_lowest_of_some(values, generator)]
-        corners = torch.where(_uniform((population, *shape), points, generator) < 0.5, box.lower, box.upper)
-        random = _uniform((population, *[1] * len(shape)), points, generator) < _RANDOM
+        corners = torch.where(uniform((population, *shape), points, generator) < 0.5, box.lower, box.upper)
+        random = uniform((population, *[1] * len(shape)), points, generator) < _RANDOM
         inside = _windows(population, shape, points, generator)
         given = torch.where(inside, torch.where(random, corners, others), points)
         tried, lowered = _lowered(margins, given, box, STEPS, deadline)
@@ -111,16 +111,12 @@ def _lowest_of_some(values: Tensor, generator: torch.Generator) -> Tensor:
 def _windows(count: int, shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
     """Masks (count, *shape) of a box of places each, the same in all channels (the first of several dimensions)."""
     inside = torch.ones(count, *[1] * len(shape), dtype=torch.bool, device=like.device)
-    share = _SMALLEST + (_LARGEST - _SMALLEST) * _uniform((count, 1), like, generator)
+    share = _SMALLEST + (_LARGEST - _SMALLEST) * uniform((count, 1), like, generator)
     for axis in range(min(1, len(shape) - 1), len(shape)):
         side = shape[axis]
         size = (share * side).ceil()
-        start = (_uniform((count, 1), like, generator) * (side + size - 1)).floor() - size + 1
+        start = (uniform((count, 1), like, generator) * (side + size - 1)).floor() - size + 1
         place = torch.arange(side, device=like.device)
         along = (place >= start) & (place < start + size)
         inside = inside & along.reshape(count, *[side if other == axis else 1 for other in range(len(shape))])
     return inside
-
-
-def _uniform(shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(tuple(shape), dtype=like.dtype, generator=generator).to(like.device)
