@@ -18,7 +18,9 @@ class Settings:
     ``group_iterations``: for bounds of groups of neurons, in the second tree alone (0: no second tree);
     ``renewal_iterations``: for those of a subproblem, beginning with its parent's;
     ``families``: open subproblems that are given slopes of their own for them at a time;
-    ``second_iterations``: of the second tree, where those slopes do most of the work."""
+    ``second_iterations``: of the second tree, where those slopes do most of the work;
+    ``block_splits``: leaves that are split at a time in the trees of all blocks (``branch_blocks``; 0: no blocks),
+    with ``block_iterations`` between them and ``block_warmup`` before."""
 
     max_nodes: int | None = None
     first_nodes: int = 300
@@ -31,6 +33,9 @@ class Settings:
     renewal_iterations: int = 32
     families: int = 64
     second_iterations: int = 4
+    block_splits: int = 400
+    block_iterations: int = 10
+    block_warmup: int = 100
     rule: str = "mixed"
     candidates: int = 16
     max_levels: int = 3
@@ -42,13 +47,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         least_one = ("batch_size", "iterations", "root_iterations", "candidates", "max_levels", "queue_mib")
-        for name in (*least_one, "families", "second_iterations", "renewal_iterations", "population"):
+        blocks = ("block_iterations", "block_warmup")
+        for name in (*least_one, "families", "second_iterations", "renewal_iterations", "population", *blocks):
             if getattr(self, name) < 1:
                 raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
         if self.max_nodes is not None and self.max_nodes < 1:
             raise ConfigError(f"expected max_nodes >= 1 or None, got {self.max_nodes}")
         counts = ("tightening_iterations", "hull_iterations", "group_iterations", "attack_starts", "attack_steps")
-        for name in ("first_nodes", "rounds", *counts):
+        for name in ("first_nodes", "rounds", "block_splits", *counts):
             if getattr(self, name) < 0:
                 raise ConfigError(f"expected {name} >= 0, got {getattr(self, name)}")
         RULES.get(self.rule)
