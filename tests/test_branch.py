@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gls_lirpa.certification import branch, branch_families
+from gls_lirpa.certification import branch, branch_families, branch_tree
 from gls_lirpa.certification.branch import AIM, BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.branch_rules import RULES
@@ -155,7 +155,7 @@ def test_the_same_seed_gives_the_samesearch_of(hard: Property) -> None:
 
 
 def test_a_small_queue_changes_the_order_not_the_verdict(hard: Property, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(branch, "Queue", lambda max_mib: Queue(max_mib=0.002))
+    monkeypatch.setattr(branch_tree, "Queue", lambda max_mib: Queue(max_mib=0.002))
     outcome = search_of(BranchAndBound(WEAK), hard)
     assert not outcome.exhausted and float(outcome.lower.min()) > 0
 

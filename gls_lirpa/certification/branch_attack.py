@@ -19,6 +19,10 @@ class Descent:
         self._spec = spec
         self._radius = (box.upper - box.lower) / 2
 
+    def of_rows(self, rows: Tensor) -> Descent:
+        """The same for some of the margins."""
+        return Descent(self._model, self._box, self._spec[rows])
+
     def inside(self, x: Tensor) -> Tensor:
         return project(x.to(self._box.lower), self._box)
 

@@ -19,7 +19,7 @@ from gls_lirpa.engine.split_blocks import Blocks
 from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.engine.split_leaves import HALF_LIFE, LeafBounds, LeafPass, Leaves, nearness
 
-_BYTES = 4 * 40
+_BYTES = 4 * 12
 """Per column of a leaf, with what a pass over it takes."""
 
 
@@ -81,9 +81,7 @@ def bound_in_blocks(
         rounds, steps = rounds + 1, settings.block_iterations
 
 
-def _to_split(
-    bounds: LeafBounds, leaves: Leaves, done: LeafPass, count: int, candidates: int
-) -> tuple[Tensor, Tensor]:
+def _to_split(bounds: LeafBounds, leaves: Leaves, done: LeafPass, count: int, candidates: int) -> tuple[Tensor, Tensor]:
     """The lowest leaves of every block, about ``count`` in all and more where a block's gap is large, and the neuron of
     each whose worse half is highest among the first ``candidates``."""
     blocks = bounds.blocks

@@ -13,6 +13,7 @@ trees' sizes add up, where those of one tree over the whole row multiply.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -47,9 +48,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Blocks:
-    """See the module. ``inputs``: columns of t per block; ``starts``: the row's first column of every layer; ``columns`` and ``real`` (blocks, inputs + earlier neurons):
-    which of the row's [t; earlier v] they are; ``last`` (blocks, n): the row on the last layer; ``row``, ``offset``:
-    the row elsewhere; ``upper``: u of the earlier neurons; ``copies``: in how many blocks each of [t; earlier v] is.
+    """See the module. ``inputs``: columns of t per block; ``starts``: the row's first column of every layer;
+    ``columns`` and ``real`` (blocks, inputs + earlier neurons): which of the row's [t; earlier v] they are;
+    ``last`` (blocks, n): the row on the last layer; ``row``, ``offset``: the row elsewhere; ``upper``: u of the
+    earlier neurons; ``copies``: in how many blocks each of [t; earlier v] is.
     """
 
     inputs: int
@@ -74,7 +76,7 @@ class Blocks:
         if len(members) < 2 or int(read[:, form.inputs :].sum(1).max()) > LARGEST_SHARE * earlier:
             return None
         starts = _starts(form)
-        spans = [slice(0, form.inputs), *(slice(a, b) for a, b in zip(starts, starts[1:], strict=False))]
+        spans = [slice(0, form.inputs), *(slice(a, b) for a, b in pairwise(starts))]
         chosen = [_padded([block.nonzero().flatten() for block in read[:, span]]) for span in spans]
         wide = sum(index.shape[1] for index, _ in chosen)
         if len(members) * wide * wide > MOST_VALUES:

@@ -1,7 +1,7 @@
 """Trees of the blocks of one row (``split_blocks``), bounded together with the coefficients between the blocks.
 
 A leaf fixes signs of some of a block's neurons; the block's bound is its lowest leaf's. The pass is that of
-``split_bounds``, except that a first-layer neuron z = a·t + b has, in all leaves of its block, an upper bound of its own,
+``split_bounds``, except that a first-layer neuron z = a·t + b has an upper bound of its own in all leaves of its block,
 
     v ≤ g·t + max(‖g‖₁, ‖a − g‖₁ + b),
 
@@ -95,20 +95,27 @@ class LeafBounds:
         self.c = c
         self.upper_slopes = [part.upper / (part.upper - part.lower) for part in blocks.parts]
         self.slopes = self.upper_slopes[0].unsqueeze(2) * blocks.parts[0].weight
-        self._moments = [torch.zeros_like(x) for x in (c, c, self.slopes, self.slopes)]
+        self._moments = [(torch.zeros_like(x), torch.zeros_like(x)) for x in (c, self.slopes)]
         self._steps = 0
-        self._rate = torch.full_like(c[0], INPUT_RATE * float(c[:, : blocks.inputs][blocks.real[:, : blocks.inputs]].abs().mean()))
-        self._rate[blocks.inputs :] = NEURON_RATE * float(c[:, blocks.inputs :][blocks.real[:, blocks.inputs :]].abs().mean())
+        self._rate = torch.cat(
+            [
+                part.new_full(part.shape[1:], rate * float(part.abs().sum() / real.sum().clamp(min=1)))
+                for part, real, rate in zip(
+                    c.tensor_split([blocks.inputs], 1),
+                    blocks.real.tensor_split([blocks.inputs], 1),
+                    (INPUT_RATE, NEURON_RATE),
+                    strict=True,
+                )
+            ]
+        )
         ends = torch.tensor([part.index.shape[1] for part in blocks.parts]).cumsum(0).tolist()
         self._spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def start(self, alpha: Tensor) -> Leaves:
         """One leaf per block, with lower slopes α (neurons of the form,)."""
         blocks = self.blocks
-        own = torch.cat(
-            [alpha[start - blocks.starts[0] + part.index] for start, part in zip(blocks.starts, blocks.parts, strict=True)],
-            1,
-        ).to(self.c)
+        first = [start - blocks.starts[0] for start in blocks.starts]
+        own = torch.cat([alpha[i + part.index] for i, part in zip(first, blocks.parts, strict=True)], 1).to(self.c)
         zero = torch.zeros_like(own)
         moments = tuple(zero.clone() for _ in range(4))
         return Leaves(torch.arange(len(blocks), device=own.device), zero, own, zero, moments)
@@ -221,14 +228,14 @@ class LeafBounds:
         mean = mean / blocks.copies.clamp(min=1)
         gradient[:, inputs:] -= (mean[blocks.columns] * blocks.real)[:, inputs:]
         gradient[:, inputs:] /= blocks.upper.mean()
-        move = decay * adam(gradient, *self._moments[:2], self._steps, floor=_FLOOR, memory=0.99)
+        move = decay * adam(gradient, *self._moments[0], self._steps, floor=_FLOOR, memory=0.99)
         self.c = blocks.shared(self.c + self._rate * move * blocks.real)
         outer = (self.slopes.abs().sum(2) > self._other_level()).unsqueeze(2)
         side = torch.where(outer, self.slopes.sign(), (self.slopes - first.weight).sign())
         pull = (pull + used.unsqueeze(2) * side) * (first.weight != 0)
         size = first.weight.abs().sum(2, keepdim=True) / (first.weight != 0).sum(2, keepdim=True).clamp(min=1)
         floor = 1e-3 * float(done.lam.abs().mean())
-        move = adam(pull, *self._moments[2:], self._steps, floor=floor, memory=0.99)
+        move = adam(pull, *self._moments[1], self._steps, floor=floor, memory=0.99)
         self.slopes = self.slopes + SLOPE_RATE * decay * size * move * (first.weight != 0)
 
     def _level(self) -> Tensor:
