@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gls_lirpa.certification import branch, branch_rules
+from gls_lirpa.certification import branch_rules, branch_tree
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.exact_lp import Optimum, minimise
@@ -153,9 +153,9 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
     "groups with the opposite slopes": (Envelopes, "subtract_slopes", _added_slopes),
     "groups without their subsets": (Sums, "highest", _smallest_subset),
     "groups without their biases": (Sums, "highest", _unbiased),
-    "only one child is bounded": (branch, "children", _one_child),
+    "only one child is bounded": (branch_tree, "children", _one_child),
     "the queue forgets a subproblem": (Queue, "push", _forgetful),
-    "the LP of a leaf with the opposite signs": (branch, "minimise", _opposite_leaf),
+    "the LP of a leaf with the opposite signs": (branch_tree, "minimise", _opposite_leaf),
 }  # fmt: skip
 
 

@@ -22,6 +22,9 @@ from gls_lirpa.engine.split_leaves import HALF_LIFE, LeafBounds, LeafPass, Leave
 _BYTES = 4 * 12
 """Per column of a leaf, with what a pass over it takes."""
 
+_FALL = 0.1
+"""Where steps take the bound down by this share of it they were too large: back to the best, with half of them."""
+
 
 def bound_in_blocks(
     form: SplitForm,
@@ -52,28 +55,35 @@ def bound_in_blocks(
     leaves = bounds.start(root.alpha[0])
     near = nearness(float(done.value), len(exact))
     most = settings.queue_mib * 2**20 / (_BYTES * (exact.columns.shape[1] + exact.neurons))
-    nodes, best, rounds = len(leaves), -math.inf, 0
+    nodes, rounds, scale = len(leaves), 0, 1.0
     steps, splits = settings.block_warmup, settings.block_splits
+    best = (-math.inf, bounds.state, leaves)
     while True:
         leaves, bound = bounds.ascend(
             leaves,
             iterations=steps,
-            decay=1 / (1 + rounds / HALF_LIFE),
+            decay=scale / (1 + rounds / HALF_LIFE),
             near=near,
             # Less than the margin for float32 rounding above the target may be nothing in float64.
             target=1.5 * target,
             deadline=deadline,
         )
+        if bound < best[0] - _FALL * abs(best[0]):
+            bounds.state, scale = best[1], scale / 2
+        elif bound > best[0]:
+            best = (bound, bounds.state, leaves)
         room = int(min(splits, (max_nodes - nodes) // 2, most - len(leaves)))
         late = time.monotonic() > deadline or room < 1
         if late or bound > 1.5 * target:
-            best = max(best, bounds.exact(exact, leaves))
-        if late or best > target:
-            return best, nodes
+            bounds.state = best[1]
+            proven = bounds.exact(exact, best[2])
+            if late or proven > target:
+                return proven, nodes
         done_leaves = bounds.evaluate(leaves)
         chosen, neurons = _to_split(bounds, leaves, done_leaves, room, settings.candidates)
         if not len(chosen):
-            return max(best, bounds.exact(exact, leaves)), nodes
+            bounds.state = best[1]
+            return bounds.exact(exact, best[2]), nodes
         keep = torch.ones(len(leaves), dtype=torch.bool, device=chosen.device)
         keep[chosen] = False
         leaves = Leaves.joined([leaves[keep], *_children(leaves[chosen], neurons, done_leaves.lam[chosen])])

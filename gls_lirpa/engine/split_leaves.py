@@ -111,6 +111,15 @@ class LeafBounds:
         ends = torch.tensor([part.index.shape[1] for part in blocks.parts]).cumsum(0).tolist()
         self._spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
+    @property
+    def state(self) -> tuple[Tensor, Tensor]:
+        """c and g, to come back to."""
+        return self.c, self.slopes
+
+    @state.setter
+    def state(self, state: tuple[Tensor, Tensor]) -> None:
+        self.c, self.slopes = state
+
     def start(self, alpha: Tensor) -> Leaves:
         """One leaf per block, with lower slopes α (neurons of the form,)."""
         blocks = self.blocks
@@ -184,17 +193,16 @@ class LeafBounds:
     def ascend(
         self, leaves: Leaves, *, iterations: int, decay: float, near: float, target: float, deadline: float = math.inf
     ) -> tuple[Leaves, float]:
-        """The leaves with better α, β after so many steps of everything, and the row's bound before the last step.
+        """The leaves with better α, β after fewer than so many steps of everything, and the row's bound with them.
 
         ``decay``: of the steps of c and g; ``near``: how far above the lowest leaf another still weighs.
         Ends above ``target``.
         """
-        bound = -math.inf
-        for _ in range(iterations):
+        for left in reversed(range(iterations)):
             done = self.evaluate(leaves)
             lowest = self.lowest(leaves.block, done.value)
             bound = float(self.blocks.constant(self.c) + lowest.sum())
-            if bound > target or time.monotonic() > deadline:
+            if not left or bound > target or time.monotonic() > deadline:
                 break
             weight = torch.exp((lowest[leaves.block] - done.value) / near)
             weight = weight / weight.new_zeros(len(self.blocks)).index_add(0, leaves.block, weight)[leaves.block]
