@@ -59,7 +59,7 @@ def ranked(form: SplitForm, batch: Subproblems, done: Pass, rule: Rule, count: i
 def children(batch: Subproblems, neurons: Tensor) -> Subproblems:
     """Every combination of signs of ``neurons`` (b, d): subproblem i becomes rows i, i + b, i + 2b, …
 
-    The new neurons' β starts at 0, so that a child begins with its parent's linear function.
+    The new neurons' β starts at 0: where λ < 0 a child's linear function is then nowhere below its parent's.
     """
     depth = neurons.shape[1]
     copies = []
