@@ -17,7 +17,7 @@ from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.engine.split import SplitForm
 from gls_lirpa.engine.split_blocks import Blocks
 from gls_lirpa.engine.split_bounds import SplitBounds
-from gls_lirpa.engine.split_leaves import HALF_LIFE, LeafBounds, LeafPass, Leaves, nearness
+from gls_lirpa.engine.split_leaves import HALF_LIFE, LeafBounds, LeafPass, Leaves, exact_bound, nearness
 
 _BYTES = 4 * 12
 """Per column of a leaf, with what a pass over it takes."""
@@ -75,15 +75,13 @@ def bound_in_blocks(
         room = int(min(splits, (max_nodes - nodes) // 2, most - len(leaves)))
         late = time.monotonic() > deadline or room < 1
         if late or bound > 1.5 * target:
-            bounds.state = best[1]
-            proven = bounds.exact(exact, best[2])
+            proven = exact_bound(exact, *best[1:])
             if late or proven > target:
                 return proven, nodes
         done_leaves = bounds.evaluate(leaves)
         chosen, neurons = _to_split(bounds, leaves, done_leaves, room, settings.candidates)
         if not len(chosen):
-            bounds.state = best[1]
-            return bounds.exact(exact, best[2]), nodes
+            return exact_bound(exact, *best[1:]), nodes
         keep = torch.ones(len(leaves), dtype=torch.bool, device=chosen.device)
         keep[chosen] = False
         leaves = Leaves.joined([leaves[keep], *_children(leaves[chosen], neurons, done_leaves.lam[chosen])])

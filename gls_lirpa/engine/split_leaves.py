@@ -183,13 +183,6 @@ class LeafBounds:
     def lowest(self, block: Tensor, value: Tensor) -> Tensor:
         return value.new_full((len(self.blocks),), torch.inf).scatter_reduce(0, block, value, "amin")
 
-    def exact(self, blocks: Blocks, leaves: Leaves) -> float:
-        """The row's bound in float64, over the same blocks in float64."""
-        other = LeafBounds(blocks, self.c.double())
-        other.slopes = self.slopes.double()
-        value = torch.cat([other.evaluate(part.to(torch.float64)).value for part in _chunks(leaves)])
-        return float(other.bound(leaves.block, value))
-
     def ascend(
         self, leaves: Leaves, *, iterations: int, decay: float, near: float, target: float, deadline: float = math.inf
     ) -> tuple[Leaves, float]:
@@ -252,6 +245,15 @@ class LeafBounds:
     def _other_level(self) -> Tensor:
         first = self.blocks.parts[0]
         return (first.weight - self.slopes).abs().sum(2) + first.offset
+
+
+def exact_bound(blocks: Blocks, state: tuple[Tensor, Tensor], leaves: Leaves) -> float:
+    """The row's bound over blocks in float64 with c and g of a ``state`` of ``LeafBounds``."""
+    c, slopes = (part.double() for part in state)
+    bounds = LeafBounds(blocks, c)
+    bounds.slopes = slopes
+    value = torch.cat([bounds.evaluate(part.to(torch.float64)).value for part in _chunks(leaves)])
+    return float(bounds.bound(leaves.block, value))
 
 
 def nearness(bound: float, blocks: int) -> float:
