@@ -94,3 +94,25 @@ def report() -> bool:
         table.add_row(check.name, mark, check.detail)
     Console().print(table)
     return healthy
+
+
+def deep_report() -> bool:
+    """Print what every relaxation does with every operation; whether none was violated and none failed."""
+    from rich.console import Console
+    from rich.progress import track
+    from rich.table import Table
+
+    from gls_lirpa.operator_cases import CASES
+    from gls_lirpa.selftest import operator_table
+
+    table = Table("operation", *RELAXATIONS, title="bounds by operation, at random attributes")
+    console, sound = Console(), True
+    rows = track(operator_table(), "checking", total=len(CASES), console=Console(stderr=True), transient=True)
+    for name, verdicts in rows:
+        sound &= not {"VIOLATED", "FAILED"} & set(verdicts.values())
+        table.add_row(name, *verdicts.values())
+    console.print(table)
+    if not sound:
+        console.print("VIOLATED: a bound excludes points of a network. FAILED: a bound could not be computed.")
+        console.print("Do not use this installation.")
+    return sound

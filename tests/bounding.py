@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from gls_lirpa.attacks import pgd_points, random_points
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, margin_spec
-from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 from tests import networks
 
-SMOOTH = ("ibp", "hbox", "crown-ibp", "crown")
+SMOOTH = ("ibp", "hbox", "crown-ibp", "crown", "crown-plain")
 """The relaxations with a gradient."""
 
 
@@ -27,12 +26,6 @@ def relaxation(name: str) -> Relaxation:
 def engine(name: str) -> BoundEngine:
     """One engine per reference network for all tests, so that whatever a call leaves behind meets the next."""
     return BoundEngine(networks.build(name), networks.batch(name, 2)[0])
-
-
-def bounds_known(name: str, method: str) -> bool:
-    """auto_LiRPA 0.3 goes wrong backward through a padded average pooling, and is refused there."""
-    old = not load_lirpa().split_nodes
-    return not (old and name == "avgpool-padded" and method not in ("ibp", "hbox"))
 
 
 def margins_at(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from gls_lirpa.engine.boxes import Box, check_eps, check_labels, linf_box, margi
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests import networks
-from tests.bounding import relaxation
+from tests.bounding import margins_at, relaxation
 
 METHODS = RELAXATIONS.names()
 
@@ -37,10 +37,17 @@ def test_a_product_of_two_perturbed_values_is_refused() -> None:
         BoundEngine(around(Squared()), torch.rand(2, 4))
 
 
-@pytest.mark.parametrize("p", [0.5, 0.0])
-def test_dropout_is_refused(p: float) -> None:
-    with pytest.raises(UnsupportedLayerError, match=r"layer '1' \(Dropout\).*nn.Identity"):
-        BoundEngine(around(nn.Dropout(p)), torch.rand(2, 4))
+def test_dropout_is_refused_in_train_mode_alone() -> None:
+    model, x, y = around(nn.Dropout(0.5)), torch.rand(2, 4), torch.tensor([0, 2])
+    with pytest.raises(UnsupportedLayerError, match=r"layer '1' \(Dropout\).*train mode.*nn.Identity"):
+        BoundEngine(model, x)
+    engine = BoundEngine(model.eval(), x)
+    for method in METHODS:
+        found = engine.margins(linf_box(x, 0.0), y, relaxation(method))
+        assert torch.allclose(found, margins_at(model, x, y), atol=1e-5), method
+    model.train()
+    with pytest.raises(UnsupportedLayerError, match=r"layer '1' \(Dropout\).*train mode"):
+        engine.margins(linf_box(x, 0.0), y, relaxation("ibp"))
 
 
 def test_batchnorm_without_running_statistics_is_refused() -> None:
@@ -60,7 +67,7 @@ def test_batchnorm_used_twice_is_refused_in_train_mode() -> None:
     assert torch.allclose(lower, (margin_spec(y, 3) @ model(x).unsqueeze(-1)).squeeze(-1), atol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.LeakyReLU(), nn.Sigmoid()])
+@pytest.mark.parametrize("layer", [nn.MaxPool2d(2), nn.Tanh(), nn.Sigmoid()])
 def test_hbox_names_what_only_the_others_know(layer: nn.Module) -> None:
     size = 36 if isinstance(layer, nn.MaxPool2d) else 144
     model = nn.Sequential(networks.conv(), layer, nn.Flatten(), nn.Linear(size, 3))

@@ -7,6 +7,7 @@ looking at the objects, never at version strings.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -15,6 +16,7 @@ import logging
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,16 @@ class Lirpa:
         }
 
 
+def forget(node: Any) -> None:
+    """Drop a node's bounds."""
+    node.__dict__.pop("interval", None)
+    if hasattr(node, "delete_lower_and_upper_bounds"):
+        node.delete_lower_and_upper_bounds()
+    else:
+        node.__dict__.pop("lower", None)
+        node.__dict__.pop("upper", None)
+
+
 _BROKEN = (ImportError, AttributeError, StopIteration, RuntimeError, TypeError, ValueError, SyntaxError, OSError)
 """What an auto_LiRPA raises at import that does not fit its surroundings."""
 
@@ -79,6 +91,8 @@ def load_lirpa() -> Lirpa:
         raise EngineError(f"this auto_LiRPA cannot be used ({error!r}): install it with `{CURE}`") from error
     _repair_named_members(bounded_module)
     _repair_matmul()
+    _keep_eval_mode(bounded_module)
+    _repair_dtypes()
     _speed_up_convolutions()
     return Lirpa(
         version=str(getattr(module, "__version__", "unknown")),
@@ -206,6 +220,48 @@ def _repair_matmul() -> None:
         return linear.interval_propagate(self, *v, C=C)
 
     matmul.interval_propagate = interval_propagate
+
+
+def _keep_eval_mode(bounded_module: Any) -> None:
+    """Where there is a Dropout layer, auto_LiRPA would trace the whole network in train mode, and print so.
+
+    Here no dropout reaches the trace (``rewrite``).
+    """
+    bounded_module.check_incompatible_nodes = lambda self, model: None
+
+
+class _Torch(types.ModuleType):
+    """torch, whose ``float`` is the default dtype of the moment."""
+
+    @property
+    def float(self) -> torch.dtype:
+        return torch.get_default_dtype()
+
+
+def _repair_dtypes() -> None:
+    """auto_LiRPA makes tensors of dtype torch.float beside those of the network, which may be float64."""
+    stand_in = _Torch("torch")
+    stand_in.__dict__.update(vars(torch))
+    for name, module in list(sys.modules.items()):
+        if name.startswith("auto_LiRPA.") and module.__dict__.get("torch") is torch:
+            module.__dict__["torch"] = stand_in
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Inside it tensors that auto_LiRPA makes without saying of what type are of this one.
+
+    torch has one default per process: threads that make tensors meanwhile see it too.
+    """
+    before = torch.get_default_dtype()
+    if dtype == before:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _speed_up_convolutions() -> None:

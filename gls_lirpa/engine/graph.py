@@ -20,6 +20,8 @@ from gls_lirpa.errors import UnsupportedLayerError
 AffineMap = Callable[[Tensor, bool, bool], Tensor]
 """``apply(x, absolute, offset)``: |W| instead of W if ``absolute``; plus b if ``offset``."""
 
+Activation = Callable[[Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Convolution:
@@ -28,6 +30,7 @@ class Convolution:
     weight: Tensor
     stride: tuple[int, int]
     padding: tuple[int, int]
+    bias: Tensor | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -37,9 +40,11 @@ class Convolution:
 @dataclass(frozen=True)
 class Node:
     """One operation. ``kind`` is input, affine, sum or relu; ``inputs`` are names of earlier nodes.
+    Other activations, of kind activation, are in the graph only where they are asked for.
 
-    What an affine node is besides: ``form`` is elementwise or reshape, ``weight`` gives a linear
-    layer's weight and bias, and ``convolution`` what a convolution or pooling does.
+    What an affine node is besides: ``form`` is elementwise or reshape, ``channelwise`` tells that an
+    elementwise one does the same at all places of a channel, ``weight`` gives a linear layer's weight
+    and bias, and ``convolution`` what a convolution or pooling does.
     """
 
     name: str
@@ -51,10 +56,12 @@ class Node:
     weight: Callable[[], tuple[Tensor, Tensor | None]] | None = None
     form: str = ""
     convolution: Callable[[], Convolution] | None = None
+    channelwise: bool = False
+    activation: Activation | None = None
 
 
-def _constant(node: Any) -> Any:
-    return node.forward(*[_constant(parent) for parent in node.inputs])
+def constant_value(node: Any) -> Any:
+    return node.forward(*[constant_value(parent) for parent in node.inputs])
 
 
 def _signed(value: Tensor, absolute: bool) -> Tensor:
@@ -63,9 +70,9 @@ def _signed(value: Tensor, absolute: bool) -> Tensor:
 
 def _linear_parameters(node: Any) -> tuple[Tensor, Tensor | None]:
     """Weight (out, in) and bias of a Gemm, or of the MatMul that a Linear without bias becomes."""
-    weight = _constant(node.inputs[1])
+    weight = constant_value(node.inputs[1])
     weight = weight if node.transB else weight.t()
-    return weight, _constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    return weight, constant_value(node.inputs[2]) if len(node.inputs) > 2 else None
 
 
 def _linear(node: Any) -> AffineMap:
@@ -78,8 +85,8 @@ def _linear(node: Any) -> AffineMap:
 
 def _conv(node: Any) -> AffineMap:
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
-        weight = _signed(_constant(node.inputs[1]), absolute)
-        bias = _constant(node.inputs[2]) if offset and len(node.inputs) > 2 else None
+        weight = _signed(constant_value(node.inputs[1]), absolute)
+        bias = constant_value(node.inputs[2]) if offset and len(node.inputs) > 2 else None
         return conv2d(x, weight, bias, node.stride, node.padding, node.dilation, node.groups)
 
     return apply
@@ -90,34 +97,42 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
 
 
 def _conv_parameters(node: Any) -> Convolution:
-    """A Conv, its groups written as zeros of the weight."""
-    weight = _constant(node.inputs[1])
+    """A Conv, its groups and dilation written as zeros of the weight."""
+    weight = constant_value(node.inputs[1])
     groups = node.groups
     if groups > 1:
         blocks = torch.eye(groups, dtype=weight.dtype, device=weight.device).view(groups, 1, groups, 1, 1, 1)
         out, channels, *size = weight.shape
         weight = (weight.view(groups, out // groups, 1, channels, *size) * blocks).reshape(out, -1, *size)
-    return Convolution(weight, _pair(node.stride), _pair(node.padding))
+    dilation = _pair(node.dilation)
+    if dilation != (1, 1):
+        size = [(weight.shape[2 + a] - 1) * dilation[a] + 1 for a in (0, 1)]
+        wide = weight.new_zeros(*weight.shape[:2], *size)
+        wide[:, :, :: dilation[0], :: dilation[1]] = weight
+        weight = wide
+    bias = constant_value(node.inputs[2]) if len(node.inputs) > 2 else None
+    return Convolution(weight, _pair(node.stride), _pair(node.padding), bias)
 
 
-def _avgpool_parameters(node: Any) -> Convolution:
-    """An average pooling, in double precision whatever the network is in."""
-    height, width = _pair(node.kernel_size)
-    channels = torch.eye(node.output_shape[1], dtype=torch.float64).view(node.output_shape[1], -1, 1, 1)
-    weight = channels.expand(-1, -1, height, width) / (height * width)
-    return Convolution(weight, _pair(node.stride), _pair(node.padding))
+def _global_avgpool_parameters(node: Any) -> Convolution:
+    """The mean over all places, likewise."""
+    channels, size = node.output_shape[1], node.inputs[0].output_shape[2:]
+    weight = torch.eye(channels, dtype=torch.float64).view(channels, channels, 1, 1)
+    return Convolution(weight.expand(-1, -1, *size) / (size[0] * size[1]), (1, 1), (0, 0))
 
 
 def _convolution(node: Any) -> Callable[[], Convolution] | None:
     kind = type(node).__name__
-    if kind == "BoundConv" and tuple(node.dilation) == (1, 1):
+    if kind == "BoundConv":
         return lambda: _conv_parameters(node)
-    return (lambda: _avgpool_parameters(node)) if kind == "BoundAveragePool" else None
+    if kind == "BoundGlobalAveragePool" and len(node.output_shape) == 4:
+        return lambda: _global_avgpool_parameters(node)
+    return None
 
 
 def _batchnorm(node: Any) -> AffineMap:
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
-        weight, bias, mean, var = (_constant(parent) for parent in node.inputs[1:5])
+        weight, bias, mean, var = (constant_value(parent) for parent in node.inputs[1:5])
         shape = (1, -1) + (1,) * (x.dim() - 2)
         scale = weight * torch.rsqrt(var + node.eps)
         result = x * _signed(scale, absolute).view(shape)
@@ -126,9 +141,11 @@ def _batchnorm(node: Any) -> AffineMap:
     return apply
 
 
-def _avgpool(node: Any) -> AffineMap:
+def _conv_transpose(node: Any) -> AffineMap:
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
-        return F.avg_pool2d(x, node.kernel_size, node.stride, node.padding, count_include_pad=True)
+        weight = _signed(constant_value(node.inputs[1]), absolute)
+        bias = constant_value(node.inputs[2]) if offset and len(node.inputs) > 2 else None
+        return F.conv_transpose2d(x, weight, bias, node.stride)
 
     return apply
 
@@ -147,7 +164,7 @@ def _elementwise(node: Any, perturbed: int) -> AffineMap:
     name = type(node).__name__
 
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
-        other: Tensor = _constant(node.inputs[1 - perturbed])
+        other: Tensor = constant_value(node.inputs[1 - perturbed])
         if name == "BoundMul":
             return x * _signed(other, absolute)
         if name == "BoundDiv":
@@ -170,7 +187,7 @@ _AFFINE: dict[str, Callable[[Any], AffineMap]] = {
     "BoundMatMul": _linear,
     "BoundConv": _conv,
     "BoundBatchNormalization": _batchnorm,
-    "BoundAveragePool": _avgpool,
+    "BoundConvTranspose": _conv_transpose,
     "BoundGlobalAveragePool": _global_avgpool,
     "BoundFlatten": _reshape,
     "BoundReshape": _reshape,
@@ -183,13 +200,13 @@ _FORMS = {
     "BoundReshape": "reshape",
 }
 _BINARY = ("BoundAdd", "BoundSub", "BoundMul", "BoundDiv")
-_ACTIVATIONS = ("BoundMaxPool", "BoundLeakyRelu", "BoundSigmoid", "BoundTanh")
-"""What auto_LiRPA's relaxations, but not HBox, know besides; its other operations are not all sound."""
-
-SUPPORTED = (
-    "Linear, Conv2d, BatchNorm, AvgPool, Flatten, ReLU, sums, normalisation and other elementwise affine operations; "
-    "and except in hbox and alpha-crown MaxPool2d, LeakyReLU, Sigmoid and Tanh"
-)
+_ACTIVATIONS: dict[str, Callable[[Any], Activation]] = {
+    "BoundRelu": lambda node: torch.relu,
+    "BoundSigmoid": lambda node: torch.sigmoid,
+    "BoundTanh": lambda node: torch.tanh,
+    "BoundMaxPool": lambda node: lambda x: F.max_pool2d(x, node.kernel_size, node.stride, node.padding),
+}
+"""What is not affine, as a function; HBox and the exact oracles know ReLUs alone."""
 
 
 def _depends_on_input(node: Any, input_name: str, memo: dict[str, bool]) -> bool:
@@ -200,7 +217,7 @@ def _depends_on_input(node: Any, input_name: str, memo: dict[str, bool]) -> bool
     return memo[node.name]
 
 
-def _perturbed(bounded: Any) -> Iterator[tuple[Any, list[Any]]]:
+def perturbed_nodes(bounded: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Every node that depends on the input, inputs first, with those of its inputs that do."""
     memo: dict[str, bool] = {}
     seen: set[str] = set()
@@ -216,12 +233,14 @@ def _perturbed(bounded: Any) -> Iterator[tuple[Any, list[Any]]]:
     return visit(bounded[bounded.final_name])
 
 
-def read_graph(bounded: Any) -> list[Node]:
+def read_graph(bounded: Any, *, all_activations: bool = False) -> list[Node]:
     """The nodes between the input and the output of a BoundedModule, in topological order.
 
-    Raises UnsupportedLayerError for what is neither affine nor a ReLU.
+    Raises UnsupportedLayerError for what is neither affine nor a ReLU, or with ``all_activations`` nor
+    another known activation.
     """
-    return [_typed(node, parents, bounded.input_name[0]) for node, parents in _perturbed(bounded)]
+    name = bounded.input_name[0]
+    return [_typed(node, parents, name, all_activations=all_activations) for node, parents in perturbed_nodes(bounded)]
 
 
 def evaluate(nodes: Sequence[Node], x: Tensor) -> dict[str, Tensor]:
@@ -231,8 +250,8 @@ def evaluate(nodes: Sequence[Node], x: Tensor) -> dict[str, Tensor]:
         inputs = [values[name] for name in node.inputs]
         if node.kind == "input":
             values[node.name] = x
-        elif node.kind == "relu":
-            values[node.name] = torch.relu(inputs[0])
+        elif node.activation is not None:
+            values[node.name] = node.activation(inputs[0])
         elif node.kind == "sum":
             values[node.name] = inputs[0] + node.signs[1] * inputs[1]
         elif node.affine is not None:
@@ -240,21 +259,15 @@ def evaluate(nodes: Sequence[Node], x: Tensor) -> dict[str, Tensor]:
     return values
 
 
-def check_operations(bounded: Any) -> None:
-    """Raise UnsupportedLayerError for operations that are not known to be bounded rightly."""
-    for node, parents in _perturbed(bounded):
-        if type(node).__name__ not in _ACTIVATIONS:
-            _typed(node, parents, bounded.input_name[0])
-
-
-def _typed(node: Any, parents: list[Any], input_name: str) -> Node:
+def _typed(node: Any, parents: list[Any], input_name: str, *, all_activations: bool) -> Node:
     kind = type(node).__name__
     names = tuple(parent.name for parent in parents)
     shape = tuple(node.output_shape[1:])
     if node.name == input_name:
         return Node(node.name, "input", (), tuple(node.value.shape[1:]))
-    if kind == "BoundRelu":
-        return Node(node.name, "relu", names, shape)
+    if kind == "BoundRelu" or (all_activations and kind in _ACTIVATIONS):
+        name = "relu" if kind == "BoundRelu" else "activation"
+        return Node(node.name, name, names, shape, activation=_ACTIVATIONS[kind](node))
     if kind in ("BoundAdd", "BoundSub") and len(parents) == 2:
         return Node(node.name, "sum", names, shape, signs=(1, 1 if kind == "BoundAdd" else -1))
     if kind in _BINARY and len(parents) == 1 and not (kind == "BoundDiv" and node.inputs[1] is parents[0]):
@@ -264,17 +277,26 @@ def _typed(node: Any, parents: list[Any], input_name: str) -> Node:
         return Node(node.name, "affine", names, shape, _linear(node), weight=lambda: _linear_parameters(node))
     if kind in _AFFINE and parents == [node.inputs[0]]:
         if kind == "BoundConv" and len(shape) != 3:
-            raise UnsupportedLayerError(f"Conv with {len(shape) - 1} spatial dimensions is not supported: {SUPPORTED}")
+            raise UnsupportedLayerError(f"operation onnx::Conv with {len(shape) - 1} spatial dimensions")
         form, convolution = _FORMS.get(kind, ""), _convolution(node)
-        return Node(node.name, "affine", names, shape, _AFFINE[kind](node), form=form, convolution=convolution)
+        return Node(
+            node.name,
+            "affine",
+            names,
+            shape,
+            _AFFINE[kind](node),
+            form=form,
+            convolution=convolution,
+            channelwise=kind == "BoundBatchNormalization",
+        )
     raise UnsupportedLayerError(
-        f"operation onnx::{kind.removeprefix('Bound')} (graph node {node.name!r}) is not supported: {SUPPORTED}"
+        f"operation onnx::{kind.removeprefix('Bound')} (graph node {node.name!r}) is neither affine nor a ReLU"
     )
 
 
 def activations(bounded: Any) -> Iterator[Any]:
     """Every node that is not affine, in network order."""
-    return (node for node in bounded._modules.values() if type(node).__name__ in ("BoundRelu", *_ACTIVATIONS))
+    return (node for node in bounded._modules.values() if type(node).__name__ in _ACTIVATIONS)
 
 
 def relu_inputs(bounded: Any) -> Iterator[tuple[Any, Any]]:

@@ -16,8 +16,12 @@ from torch import Tensor, nn
 
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.engine.compat import default_dtype
 from gls_lirpa.engine.graph import Node, activations, read_graph, relu_inputs
-from gls_lirpa.engine.wrap import LIRPA_FAILURES, preserved, unsupported, wrap
+from gls_lirpa.engine.operators import check_operations
+from gls_lirpa.engine.proof import Proof, UnprovenError
+from gls_lirpa.engine.row_network import RowNetwork
+from gls_lirpa.engine.wrap import LIRPA_FAILURES, preserved, unproven, unsupported, wrap
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
 
 _TRACE_BATCH = 7
@@ -55,6 +59,7 @@ class Wrapped:
         self.bounded = wrap(core, example, conv_mode=conv_mode)
         self._core = core
         self._graph: list[Node] | None = None
+        self._rows: RowNetwork | None = None
         self._weights: list[tuple[Any, nn.Module, str]] = []
         self._buffers: list[tuple[Any, nn.Module, str, str]] = []
         for node in self.bounded._modules.values():
@@ -74,6 +79,16 @@ class Wrapped:
             except UnsupportedLayerError as error:
                 raise unsupported("hbox", self._core, str(error)) from error
         return self._graph
+
+    def rows(self) -> RowNetwork:
+        """The network in row form; raises UnsupportedLayerError where it has none."""
+        if self._rows is None:
+            self._rows = RowNetwork(self.graph())
+        return self._rows
+
+    def nodes(self) -> list[Node]:
+        """The network with all its activations."""
+        return read_graph(self.bounded, all_activations=True)
 
     def synchronise(self, statistics: Statistics, *, gradients: bool) -> None:
         """Hand over weights and buffers as they are now, with ``statistics`` for BatchNorm."""
@@ -103,13 +118,25 @@ class Wrapped:
 class Modules:
     """The wrapped forms of one network, and which of them each method of bounding it needs."""
 
-    def __init__(self, core: nn.Module, example: Tensor) -> None:
+    def __init__(self, core: nn.Module, example: Tensor, points: Tensor) -> None:
         self._core = core
         self._example = example
+        self._proof = Proof(core, points)
         self._wrapped: dict[tuple[str, Mode, int], Wrapped] = {}
+        self._proven: set[tuple[str, Mode, int]] = set()
         self._modes: dict[str, Mode] = {}
-        # Operations that cannot be bounded are found here rather than in the first step.
-        self._get("plain", MODES[0], 1)
+        # What cannot be bounded, or not rightly traced, is found here rather than in the first step.
+        self._table = self._first()
+
+    def _first(self) -> Wrapped:
+        try:
+            self._proof.samples_are_independent()
+            try:
+                return self._get("plain", MODES[0], 1)
+            except UnprovenError:
+                return self._get("plain", MODES[1], 1)
+        except UnprovenError as error:
+            raise unproven(self._core, str(error)) from error
 
     @contextlib.contextmanager
     def use(self, kind: str, mode: Mode, batch: int, statistics: Statistics, *, gradients: bool) -> Iterator[Wrapped]:
@@ -117,31 +144,47 @@ class Modules:
         wrapped = self._get(kind, mode, batch)
         wrapped.synchronise(statistics, gradients=gradients)
         try:
-            yield wrapped
+            with default_dtype(self._example.dtype):
+                yield wrapped
         finally:
             wrapped.release()
 
+    @property
+    def proven(self) -> bool:
+        """Whether every trace in use was seen to be the network."""
+        return self._proven >= self._wrapped.keys()
+
     def _get(self, kind: str, mode: Mode, batch: int) -> Wrapped:
         key = (kind, mode, 0 if mode.any_batch else batch)
+        size = _TRACE_BATCH if mode.any_batch else batch
         if key not in self._wrapped:
-            size = _TRACE_BATCH if mode.any_batch else batch
             example = self._example.expand(size, *self._example.shape[1:]).contiguous()
             fixed = [key for key in self._wrapped if key[2]]
             if len(fixed) >= _KEPT:
                 del self._wrapped[fixed[0]]
+                self._proven.discard(fixed[0])
             self._wrapped[key] = Wrapped(self._core, example, conv_mode=mode.conv)
+        if key not in self._proven:
+            sizes = (size, 1, 3) if mode.any_batch else (size,)
+            if self._proof.check(self._wrapped[key], sizes):
+                self._proven.add(key)
         return self._wrapped[key]
 
     def mode(self, method: str, probe: Probe) -> Mode:
         """The first mode in which ``method`` gives right bounds, found at its first use."""
         if method not in self._modes:
+            relaxation = "hbox" if method == "rows" else method.lower()
+            try:
+                check_operations(self._table.bounded, relaxation)
+            except UnsupportedLayerError as error:
+                raise unsupported(relaxation, self._core, str(error)) from error
             first: Exception | None = None
             for mode in MODES:
                 try:
                     conclusive = self._check(mode, probe)
                 except torch.OutOfMemoryError:
                     raise
-                except (*LIRPA_FAILURES, _WrongProbe) as error:
+                except (*LIRPA_FAILURES, _WrongProbe, UnprovenError) as error:
                     first = first or error
                     continue
                 if conclusive:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.engine.boxes import Box
-from gls_lirpa.engine.compat import load_lirpa
-from gls_lirpa.engine.graph import SUPPORTED, check_operations
+from gls_lirpa.engine.compat import default_dtype, load_lirpa
+from gls_lirpa.engine.graph import read_graph
+from gls_lirpa.engine.operators import SUPPORTED, check_operations
+from gls_lirpa.engine.rewrite import rewritten
 from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
 from gls_lirpa.models import Normalize
 
@@ -33,7 +35,8 @@ LIRPA_FAILURES = (
 
 _KNOWN_LAYERS = (
     *("Linear", "Conv2d", "BatchNorm1d", "BatchNorm2d", "AvgPool2d", "AdaptiveAvgPool2d", "Flatten", "ReLU"),
-    *("Identity", "Normalize", "MaxPool2d", "LeakyReLU", "Sigmoid", "Tanh"),
+    *("Identity", "Normalize", "MaxPool2d", "LeakyReLU", "Sigmoid", "Tanh", "Dropout", "Dropout2d", "ConvTranspose2d"),
+    *("ReLU6", "Hardtanh", "ZeroPad2d", "ConstantPad2d", "ReflectionPad2d", "ReplicationPad2d", "CircularPad2d"),
 )
 
 
@@ -63,14 +66,19 @@ class _Messages(logging.Handler):
         self.text += record.getMessage() + "\n"
 
 
+def check_dropout(model: nn.Module) -> None:
+    """Refuse a network that draws random numbers now."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            raise UnsupportedLayerError(
+                f"layer {name!r} ({type(module).__name__}) cannot be bounded in train mode: "
+                "call eval() on it, or replace it by nn.Identity()"
+            )
+
+
 def check_layers(model: nn.Module) -> None:
     """Refuse layers that are no fixed function of their input, whatever their operations are."""
-    for name, module in model.named_modules():
-        # Even with p = 0: auto_LiRPA would trace the whole network in train mode because of it.
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            raise UnsupportedLayerError(
-                f"layer {name!r} ({type(module).__name__}) cannot be bounded: replace it by nn.Identity()"
-            )
+    check_dropout(model)
     for name, layer in batchnorms(model).items():
         if layer.running_mean is None:
             raise UnsupportedLayerError(
@@ -119,10 +127,17 @@ def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:
     try:
         with preserved(model), torch.no_grad():
             model.eval()
-            bounded = lirpa.bounded_module(model, example, bound_opts=options, device=example.device)
+            shown = rewritten(model)
+            with default_dtype(example.dtype):
+                bounded = lirpa.bounded_module(shown, example, bound_opts=options, device=example.device)
             bounded.eval()
             check_operations(bounded)
-    except (UnsupportedLayerError, *LIRPA_FAILURES) as error:
+            read_graph(bounded, all_activations=True)
+    except UnsupportedLayerError as error:
+        if "onnx::" not in str(error):
+            raise
+        raise unsupported(f"auto_LiRPA {lirpa.version}", model, str(error)) from error
+    except LIRPA_FAILURES as error:
         raise unsupported(f"auto_LiRPA {lirpa.version}", model, messages.text or str(error)) from error
     finally:
         logger.removeHandler(messages)
@@ -146,13 +161,28 @@ def _normalise(node: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor,
 def unsupported(who: str, model: nn.Module, message: str) -> UnsupportedLayerError:
     """The error for a network of which ``message`` mentions operations that ``who`` cannot bound."""
     operations = sorted(set(re.findall(r"(?:onnx|aten|prim)::(\w+)", message)))
+    what = ", ".join(operations) or " ".join(message.split())[:200]
+    condition = re.search(r"onnx::\w+ (with .*|is bounded by .*)", message)
+    what += f" {condition.group(1)}" if condition else ""
+    where = _suspects(model, operations)
+    return UnsupportedLayerError(f"{who} cannot bound the operation {what}{where}; supported are {SUPPORTED}")
+
+
+def unproven(model: nn.Module, message: str) -> UnsupportedLayerError:
+    """The error for a network that was traced as another function, in the way that ``message`` tells."""
+    return UnsupportedLayerError(
+        f"the network cannot be bounded, because what was traced of it is another function: "
+        f"{' '.join(message.split())[:200]}{_suspects(model, [])}; "
+        "write its forward pass in torch operations that act on every sample alike"
+    )
+
+
+def _suspects(model: nn.Module, operations: list[str]) -> str:
     leaves = [(name, type(m).__name__) for name, m in model.named_modules() if not any(m.children())]
     named = [leaf for leaf in leaves if any(op.lower() in leaf[1].lower() for op in operations)]
     # A layer of several operations (Softsign: abs, add, divide) does not bear the name of any of them.
     suspects = named or [leaf for leaf in leaves if leaf[1] not in _KNOWN_LAYERS]
-    where = f" in layer {', '.join(f'{name!r} ({kind})' for name, kind in suspects)}" if suspects else ""
-    what = ", ".join(operations) or " ".join(message.split())[:200]
-    return UnsupportedLayerError(f"{who} cannot bound the operation {what}{where}; supported are {SUPPORTED}")
+    return f" in layer {', '.join(f'{name!r} ({kind})' for name, kind in suspects)}" if suspects else ""
 
 
 def bounded_input(box: Box) -> Any:
