@@ -30,6 +30,10 @@ class Relaxation:
     light: bool = False
 
 
+def _relaxed(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:
+    return engine.relaxed(box, spec, method, statistics)
+
+
 def _lirpa(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:
     return engine.lirpa(box, spec, method, statistics)
 
@@ -43,10 +47,11 @@ def _alpha(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, 
 
 
 RELAXATIONS: Registry[Relaxation] = Registry("relaxation")
-RELAXATIONS.register("ibp", Relaxation("ibp", partial(_lirpa, method="IBP"), light=True), aliases=("box", "interval"))
+RELAXATIONS.register("ibp", Relaxation("ibp", partial(_relaxed, method="IBP"), light=True), aliases=("box", "interval"))
 RELAXATIONS.register("hbox", Relaxation("hbox", _hbox), aliases=("hybrid-box",))
-RELAXATIONS.register("crown-ibp", Relaxation("crown-ibp", partial(_lirpa, method="CROWN-IBP")))
-RELAXATIONS.register("crown", Relaxation("crown", partial(_lirpa, method="CROWN")), aliases=("deeppoly",))
+RELAXATIONS.register("crown-ibp", Relaxation("crown-ibp", partial(_relaxed, method="CROWN-IBP")))
+RELAXATIONS.register("crown", Relaxation("crown", partial(_relaxed, method="CROWN")), aliases=("deeppoly",))
+RELAXATIONS.register("crown-plain", Relaxation("crown-plain", partial(_lirpa, method="CROWN")))
 RELAXATIONS.register(
     "alpha-crown",
     Relaxation("alpha-crown", partial(_alpha, iterations=20), differentiable=False),

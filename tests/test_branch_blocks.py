@@ -127,7 +127,7 @@ def sound(form: SplitForm, minimum: float, seed: int) -> bool:
 
 @pytest.fixture(scope="module")
 def references() -> list[tuple[SplitForm, float]]:
-    forms = [places_problem(layers, seed)[3] for layers in (2, 3) for seed in range(6)]
+    forms = [places_problem(layers, seed)[3] for layers in (2, 3) for seed in range(12)]
     found = [form for form in forms if Blocks.of(form, 0) is not None]
     assert {len(form.layers) for form in found} == {2, 3} and len(found) >= 8
     return [(form, minimise(form, 0).bound) for form in found]

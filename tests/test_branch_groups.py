@@ -197,7 +197,7 @@ def test_bounds_of_rows_are_sound(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_layer_bounds_hold_and_groups_help(kind: str) -> None:
     gained = 0
-    for seed in range(4):
+    for seed in range(10):
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
         plain, tight = tightened(form, iterations=10), tightened(form, iterations=10, group_iterations=60)
         t = _positions(form, seed)

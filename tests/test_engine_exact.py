@@ -145,8 +145,10 @@ def test_one_step_slopes_against_a_hand_written_reference() -> None:
     model = networks.mlp((4, 8, 3))
     x, y = networks.batch("mlp", 3)
     box, spec = linf_box(x, 0.3), margin_spec(y, 3)
-    engine = BoundEngine(model, x)
+    engine = BoundEngine(model, x, route="lirpa")
+    by_rows = BoundEngine(model, x).bounds(box, spec, relaxation("alpha-crown-step")).lower
     found = engine.bounds(box, spec, relaxation("alpha-crown-step")).lower
+    assert torch.allclose(by_rows, found, atol=1e-5)
     crown = engine.bounds(box, spec, relaxation("crown")).lower
     (wrapped,) = (w for key, w in engine._modules._wrapped.items() if key[0] == "alpha")
     (relu,) = wrapped.bounded.relus

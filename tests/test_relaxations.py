@@ -17,7 +17,8 @@ from tests.bounding import relaxation
 
 
 def test_names_and_aliases() -> None:
-    assert RELAXATIONS.names() == ["ibp", "hbox", "crown-ibp", "crown", "alpha-crown", "alpha-crown-step"]
+    names = ["ibp", "hbox", "crown-ibp", "crown", "crown-plain", "alpha-crown", "alpha-crown-step"]
+    assert RELAXATIONS.names() == names
     for alias, name in {"DeepPoly": "crown", "box": "ibp", "α-crown": "alpha-crown", "CROWN_IBP": "crown-ibp"}.items():
         assert get_relaxation(alias).name == name
     with pytest.raises(ConfigError, match=r"unknown relaxation 'crwn'.*did you mean 'crown'"):

@@ -10,24 +10,31 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.autograd import scalar_with_gradient
-from gls_lirpa.engine import alpha, hbox
+from gls_lirpa.engine import alpha, hbox, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
 from gls_lirpa.engine.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.engine.graph import Node, evaluate
+from gls_lirpa.engine.intersection import intersected
 from gls_lirpa.engine.memory import budget, retained_bytes
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
+from gls_lirpa.engine.proof import proof_points
+from gls_lirpa.engine.row_network import RowNetwork, Tensors
 from gls_lirpa.engine.wrap import (
     LIRPA_FAILURES,
     bounded_input,
+    check_dropout,
     check_layers,
     count_classes,
     preserved,
     split_normalization,
 )
-from gls_lirpa.errors import ConfigError, DataError, EngineError
+from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 
 if TYPE_CHECKING:
     from gls_lirpa.relaxations import Relaxation
+
+
+ROUTES = ("auto", "lirpa")
 
 
 class BoundEngine:
@@ -38,6 +45,9 @@ class BoundEngine:
     ``Normalize`` layer is applied to the box itself, which is exact. A bound that could not be
     computed in finite numbers is NaN.
 
+    ``route="auto"`` bounds networks of affine layers and ReLUs by rows of unstable neurons alone, in our
+    own code, and leaves others to auto_LiRPA; ``"lirpa"`` leaves everything to it, for the same bounds.
+
     >>> from gls_lirpa.engine.boxes import linf_box
     >>> from gls_lirpa.relaxations import RELAXATIONS
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -47,7 +57,11 @@ class BoundEngine:
     torch.Size([2, 2])
     """
 
-    def __init__(self, model: nn.Module, example: Tensor, *, chunk_mib: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, example: Tensor, *, chunk_mib: int | None = None, route: str = "auto"
+    ) -> None:
+        if route not in ROUTES:
+            raise ConfigError(f"expected route {' or '.join(map(repr, ROUTES))}, got {route!r}")
         if chunk_mib is not None and chunk_mib < 0:
             raise ConfigError(f"expected chunk_mib >= 0 (0: one sample at a time), got {chunk_mib}")
         check_layers(model)
@@ -57,7 +71,9 @@ class BoundEngine:
         self.classes = count_classes(model, example)
         self._example = self._normalized(example[:1].detach())
         self._chunk_mib = chunk_mib
-        self._modules = Modules(self.core, self._example)
+        self._modules = Modules(self.core, self._example, proof_points(self._example, self._normalized))
+        self._route = route
+        self._reason: str | None = None
         self._sample_bytes: dict[tuple[str, int], float] = {}
 
     # -- public ---------------------------------------------------------------------------------
@@ -138,15 +154,54 @@ class BoundEngine:
 
     # -- primitives the relaxations are made of ---------------------------------------------------
 
+    def relaxed(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
+        """IBP, CROWN-IBP, or CROWN with intermediate bounds intersected with intervals, by the engine's route."""
+        box = self.normalized_box(box)
+        if self.route()[0] == "rows":
+            with self._row_form(statistics) as (network, tensors):
+                if method == "IBP":
+                    return rows.ibp(network, tensors, box, spec)
+                return rows.crown(network, tensors, box, spec, tighten=method == "CROWN")
+        return self._lirpa(self._mode(method), box, spec, method, statistics, intersect=True)
+
     def lirpa(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
-        """One ``compute_bounds`` call of auto_LiRPA: IBP, CROWN-IBP or CROWN."""
+        """One ``compute_bounds`` call of auto_LiRPA, its intermediate bounds as they are."""
         return self._lirpa(self._mode(method), self.normalized_box(box), spec, method, statistics)
 
-    def _lirpa(self, mode: Mode, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
+    def _lirpa(
+        self, mode: Mode, box: Box, spec: Tensor, method: str, statistics: Statistics, *, intersect: bool = False
+    ) -> Bounds:
         with self._modules.use("plain", mode, len(box), statistics, gradients=True) as wrapped:
             bounded = wrapped.bounded
-            lower = bounded.compute_bounds(x=(bounded_input(box),), C=spec, method=method, bound_upper=False)[0]
+            with intersected(bounded) if intersect and method == "CROWN" else contextlib.nullcontext():
+                lower = bounded.compute_bounds(x=(bounded_input(box),), C=spec, method=method, bound_upper=False)[0]
             return read_bounds(bounded, lower)
+
+    def route(self) -> tuple[str, str]:
+        """Which way bounds of this network go, ``rows`` or ``lirpa``, and why."""
+        if self._route == "lirpa":
+            return "lirpa", "asked for"
+        if self._reason is None:
+            try:
+                with self._row_form({}):
+                    self._reason = ""
+            except UnsupportedLayerError as error:
+                self._reason = str(error)
+        return ("lirpa", self._reason) if self._reason else ("rows", "affine layers and ReLUs alone")
+
+    @contextlib.contextmanager
+    def _row_form(self, statistics: Statistics) -> Iterator[tuple[RowNetwork, Tensors]]:
+        """The network in row form with its weights as they are now."""
+        example = self._example
+        with self._modules.use("plain", self._mode("rows"), 1, statistics, gradients=True) as wrapped:
+            network = wrapped.rows()
+            yield network, network.tensors(example.dtype, example.device)
+
+    def _row_probe(self, mode: Mode, box: Box, spec: Tensor) -> Tensor:
+        with self._modules.use("plain", mode, 1, {}, gradients=True) as wrapped:
+            network = wrapped.rows()
+            tensors = network.tensors(box.lower.dtype, box.lower.device)
+            return rows.crown(network, tensors, box, spec, tighten=True).lower
 
     def hbox(self, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
         return self._hbox(self._mode("hbox"), self.normalized_box(box), spec, statistics)
@@ -163,12 +218,15 @@ class BoundEngine:
     def alpha(self, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None) -> Bounds:
         """α-CROWN: auto_LiRPA's optimisation, or the one-step form where ``iterations`` is None."""
         statistics = {name: (mean.detach(), var.detach()) for name, (mean, var) in statistics.items()}
+        if self.route()[0] == "rows":
+            with torch.no_grad(), self._row_form(statistics) as (network, tensors):
+                return rows.alpha_crown(network, tensors, self.normalized_box(box), spec, iterations=iterations)
         mode = self._mode("alpha-crown-step" if iterations is None else "alpha-crown")
         return self._alpha(mode, self.normalized_box(box), spec, statistics, iterations)
 
     def _alpha(self, mode: Mode, box: Box, spec: Tensor, statistics: Statistics, iterations: int | None) -> Bounds:
         with torch.no_grad():
-            crown = self._lirpa(mode, box, spec, "CROWN", statistics)
+            crown = self._lirpa(mode, box, spec, "CROWN", statistics, intersect=True)
         if not crown.intermediate:
             return crown
         with self._modules.use("alpha", mode, len(box), statistics, gradients=False) as wrapped:
@@ -199,16 +257,23 @@ class BoundEngine:
         if method == "hbox":
             # The graph alone is auto_LiRPA's: at a point it must give the network's value.
             return self._modules.mode(method, lambda mode, box, spec: self._graph_value(mode, box.center))
+        if method == "rows":
+            return self._modules.mode(method, self._row_probe)
         if method.startswith("alpha"):
             steps = 1 if method == "alpha-crown" else None
             return self._modules.mode(method, lambda mode, box, spec: self._alpha(mode, box, spec, {}, steps).lower)
-        return self._modules.mode(method, lambda mode, box, spec: self._lirpa(mode, box, spec, method, {}).lower)
+        return self._modules.mode(
+            method, lambda mode, box, spec: self._lirpa(mode, box, spec, method, {}, intersect=True).lower
+        )
 
     # -- how -------------------------------------------------------------------------------------
 
     def _bounds(self, box: Box, spec: Tensor, relaxation: Relaxation, statistics: Statistics) -> Bounds:
         try:
-            return relaxation.bound(self, box, spec, statistics)
+            bounds = relaxation.bound(self, box, spec, statistics)
+            if self._modules.proven:
+                return bounds
+            return Bounds(torch.full_like(bounds.lower, torch.nan), bounds.intermediate)
         except torch.OutOfMemoryError:
             raise
         except LIRPA_FAILURES as error:
@@ -240,6 +305,7 @@ class BoundEngine:
         return box.lower.requires_grad or any(parameter.requires_grad for parameter in self.model.parameters())
 
     def _statistics(self, box: Box, statistics: Statistics | None) -> Statistics:
+        check_dropout(self.core)
         if statistics is not None:
             return statistics
         if not in_train_mode(self.core):
@@ -269,7 +335,7 @@ class BoundEngine:
     def _retained_bytes(self, relaxation: Relaxation, box: Box, spec: Tensor, statistics: Statistics) -> float:
         def compute() -> list[Bounds]:
             bounds = [self._bounds(box, spec, relaxation, statistics)]
-            return bounds if relaxation.differentiable else [*bounds, self.lirpa(box, spec, "CROWN", statistics)]
+            return bounds if relaxation.differentiable else [*bounds, self.relaxed(box, spec, "CROWN", statistics)]
 
         with preserved(self.model):
             # Without a graph nothing is retained, but the same tensors are alive at some time.

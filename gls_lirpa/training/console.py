@@ -12,7 +12,7 @@ from gls_lirpa.training.config import TrainConfig
 
 
 class ConsoleReporter:
-    """A progress bar with loss, ε, held-out accuracies and, where there is one, the population's spread."""
+    """A progress bar with loss, ε, held-out accuracies, the share of unstable ReLUs, and a population's spread."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -53,6 +53,7 @@ class ConsoleReporter:
 
     def epoch_ended(self, row: dict[str, Any]) -> None:
         self._held_out = f" │ {row['held_out']}: nat {row['natural']:.1f} cert {row['certified']:.1f}"
+        self._held_out += f" unst {row['unstable']:.1f} %"
         if row["sigma"] > 0:
             self._held_out += f" │ {row['evaluations_per_second']:.0f} eval/s"
         if not self._console.is_terminal:

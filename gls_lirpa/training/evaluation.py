@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box
+from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.relaxations import Relaxation
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Natural and certified accuracy, and the share of ReLUs that are unstable on the boxes, in per cent."""
+
+    natural: float
+    certified: float
+    unstable: float
 
 
 @torch.no_grad()
@@ -21,19 +32,23 @@ def held_out_accuracy(
     relaxation: Relaxation,
     samples: int,
     device: str,
-) -> tuple[float, float]:
-    """Natural and certified accuracy in per cent on the first ``samples`` of a split, in eval mode."""
+) -> HeldOut:
+    """How good the network is on the first ``samples`` of a split, in eval mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     number = min(samples, len(split))
-    natural = certified = 0
+    natural = certified = unstable = neurons = 0
     for start in range(0, number, 256):
         x, y = split.batch(range(start, min(start + 256, number)), device)
         right = model(x).argmax(1) == y
         natural += int(right.sum())
         if right.any():
-            margins = engine.margins(linf_box(x[right], eps), y[right], relaxation)
-            certified += int((margins > 0).all(1).sum())
+            spec = margin_spec(y[right], engine.classes, x.dtype)
+            bounds = engine.bounds(linf_box(x[right], eps), spec, relaxation)
+            certified += int((bounds.lower > 0).all(1).sum())
+            for lower, upper in bounds.intermediate.values():
+                unstable += int(((lower < 0) & (upper > 0)).sum())
+                neurons += lower.numel()
     for module, mode in modes.items():
         module.training = mode
-    return 100.0 * natural / number, 100.0 * certified / number
+    return HeldOut(100.0 * natural / number, 100.0 * certified / number, 100.0 * unstable / max(neurons, 1))

@@ -1,0 +1,210 @@
+"""Where the coefficients of a row lie while it goes back through convolutions.
+
+A row bounds one neuron, or one row of a specification, of one sample. Behind a convolution it depends on a window
+of the map below: a patch, which grows with every layer. Patches of one list of rows have the same size; the one of
+the neuron at place (i, j) begins at pixel (i, j) · step + offset. A full patch is the same pixels for all rows.
+
+A convolution of stride s is transposed by phases: output pixel (o + a) s + φ gets Σₐ A[o] W[a s + φ], which for each
+of the s² phases φ is an ordinary convolution of A with ⌈k/s⌉² taps. Its result is kept in phases, (grid, s² channels),
+and whatever meets it there, slopes or inputs, is laid out alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gls_lirpa.engine.row_network import Layer, Pair
+
+MATRIX_WASTE = 4.0
+"""How many times the multiplications a product with the layer written as a matrix may take. On a CPU such products
+run at three to six times the rate of convolutions with few channels."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows. Values have two leading axes: (samples, rows of each) for a specification, (neurons, 2) for lower
+    and upper bounds of neurons, of which ``sample`` and ``place`` (row, column) say where they are."""
+
+    sample: Tensor | None = None
+    place: tuple[Tensor, Tensor] | None = None
+    places: Pair = (1, 1)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Coefficients (·, ·, height, width, phases · channels) and what pixels they belong to."""
+
+    values: Tensor
+    step: Pair
+    offset: Pair
+    phase: Pair = (1, 1)
+
+    @property
+    def grid(self) -> Pair:
+        return self.values.shape[2], self.values.shape[3]
+
+    @property
+    def full(self) -> bool:
+        return self.step == (0, 0)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where the rows' patches lie on a map: which of its pixels are laid out, and which cells each row sees."""
+
+    patch: Patch
+    rows: Rows
+
+    def _spans(self) -> Pair:
+        patch, places = self.patch, self.rows.places
+        high, wide = ((places[a] - 1) * patch.step[a] + patch.grid[a] * patch.phase[a] for a in (0, 1))
+        return high, wide
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Windows with the same key lay a map out alike."""
+        return self._spans(), self.patch.offset, self.patch.phase
+
+    def laid_out(self, value: Tensor) -> Tensor:
+        """``value`` (batch, height, width, channels), 0 outside, cut to what patches cover, in their phases:
+        (batch, high, wide, phases · channels)."""
+        spans, (fy, fx) = self._spans(), self.patch.phase
+        pads = [(-self.patch.offset[a], spans[a] + self.patch.offset[a] - value.shape[1 + a]) for a in (0, 1)]
+        if any(pads[0] + pads[1]):
+            value = F.pad(value, (0, 0, *pads[1], *pads[0]))
+        high, wide = spans[0] // fy, spans[1] // fx
+        if self.patch.phase != (1, 1):
+            value = value.reshape(len(value), high, fy, wide, fx, -1).transpose(2, 3)
+        return value.reshape(len(value), high, wide, -1)
+
+    def nonzero(self, laid_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Where what the rows see is not 0: indices of rows and of values."""
+        flat, sample = laid_out.flatten(1), self.rows.sample
+        if not self.patch.full and sample is not None:
+            row, value = self.seen(laid_out).squeeze(1).nonzero(as_tuple=True)
+            return row, value
+        owner, value = flat.nonzero(as_tuple=True)
+        if sample is None:
+            return owner, value
+        # Rows of one sample share its list: row r takes the entries begin[s] … begin[s] + count[s] − 1.
+        count = torch.bincount(owner, minlength=len(flat))
+        own = count[sample]
+        row = torch.repeat_interleave(own)
+        shift = (count.cumsum(0) - count)[sample] - (own.cumsum(0) - own)
+        return row, value[torch.arange(len(row), device=row.device) + shift[row]]
+
+    @cached_property
+    def _cells(self) -> Tensor:
+        patch, rows = self.patch, self.rows
+        if rows.place is None or rows.sample is None:
+            raise TypeError("patches need rows with a sample and a place")
+        (height, width), (fy, fx) = patch.grid, patch.phase
+        high, wide = self._spans()[0] // fy, self._spans()[1] // fx
+        first = (rows.sample * high + rows.place[0] * (patch.step[0] // fy)) * wide
+        first = first + rows.place[1] * (patch.step[1] // fx)
+        inner = torch.arange(height, device=first.device).unsqueeze(1) * wide + torch.arange(width, device=first.device)
+        return first.view(-1, 1, 1) + inner
+
+    def seen(self, laid_out: Tensor) -> Tensor:
+        """What every row's patch sees of a map laid out for it; broadcasts against the rows' (·, ·, values)."""
+        sample = self.rows.sample
+        if self.patch.full or sample is None:
+            flat = laid_out.reshape(len(laid_out), -1)
+            if sample is not None:
+                flat = flat.expand(len(sample), -1) if len(flat) == 1 else flat.index_select(0, sample)
+            return flat.unsqueeze(1)
+        if len(laid_out) == 1:
+            laid_out = laid_out.expand(int(sample.max()) + 1, -1, -1, -1)
+        return F.embedding(self._cells, laid_out.reshape(-1, laid_out.shape[-1])).flatten(1).unsqueeze(1)
+
+
+def plain(patch: Patch, layer: Layer) -> Patch:
+    """The patch without phases, and cut to the map of ``layer`` where it is full."""
+    values, (fy, fx) = patch.values, patch.phase
+    if patch.phase != (1, 1):
+        first, second, height, width = values.shape[:4]
+        values = values.reshape(first, second, height, width, fy, fx, -1).transpose(3, 4)
+        values = values.reshape(first, second, height * fy, width * fx, -1)
+    if not patch.full:
+        return replace(patch, values=values, phase=(1, 1))
+    (top, left), (height, width, _) = patch.offset, layer.shape
+    sides = (left, width - left - values.shape[3], top, height - top - values.shape[2])
+    if any(sides):
+        values = F.pad(values, (0, 0, *sides))
+    return Patch(values, (0, 0), (0, 0))
+
+
+def _shift(layer: Layer, *, full: bool) -> Pair:
+    """Zeros before a kernel. A full map begins at a cell of the grid with them, so that none of it is cut in two."""
+    if not full:
+        return 0, 0
+    return -layer.padding[0] % layer.stride[0], -layer.padding[1] % layer.stride[1]
+
+
+def _taps(layer: Layer, *, full: bool) -> Pair:
+    shift = _shift(layer, full=full)
+    rows, columns = (-(-(layer.kernel[a] + shift[a]) // layer.stride[a]) for a in (0, 1))
+    return rows, columns
+
+
+def phases(weight: Tensor, layer: Layer, *, full: bool) -> Tensor:
+    """The kernel (out, in, height, width) of a convolution as that of its transpose by phases:
+    (stride² · in, out, taps, taps)."""
+    (out, channels, height, width), stride = weight.shape, layer.stride
+    shift, taps = _shift(layer, full=full), _taps(layer, full=full)
+    after = [taps[a] * stride[a] - shift[a] - (height, width)[a] for a in (0, 1)]
+    kernel = F.pad(weight, (shift[1], after[1], shift[0], after[0]))
+    kernel = kernel.reshape(out, channels, taps[0], stride[0], taps[1], stride[1])
+    kernel = kernel.permute(3, 5, 1, 0, 2, 4).flip(4, 5)
+    return kernel.reshape(stride[0] * stride[1] * channels, out, *taps)
+
+
+def is_matrix(patch: Patch, layer: Layer, rows: int) -> bool:
+    """Whether patches at the output of a convolution go back by a product with its matrix."""
+    height, width = patch.grid[0] * patch.phase[0], patch.grid[1] * patch.phase[1]
+    taps = _taps(layer, full=False)
+    few = height * width <= MATRIX_WASTE * taps[0] * taps[1]
+    return few and not patch.full and rows >= height * width * layer.shape[2]
+
+
+def matrix(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> Tensor:
+    """What a convolution does to patches laid out as ``patch``: (values at its output, values at its input)."""
+    grid, count = patch.grid, patch.values[0, 0].numel()
+    units = torch.eye(count, dtype=weight.dtype, device=weight.device).view(count, 1, *grid, -1)
+    kernel = phases(weight, layer, full=patch.full)
+    return transposed(plain(replace(patch, values=units), layer), kernel, layer, below).values.reshape(count, -1)
+
+
+def below_patch(patch: Patch, layer: Layer, below: Layer) -> tuple[Patch, Pair]:
+    """The geometry of the layer's input for patches at its output, with no values, and the padding of phases."""
+    taps, shift = _taps(layer, full=patch.full), _shift(layer, full=patch.full)
+    before = [layer.padding[a] + shift[a] for a in (0, 1)]
+    size = [patch.grid[a] * patch.phase[a] for a in (0, 1)]
+    trim = [0, 0]
+    if patch.full:
+        # Cells of the grid that lie outside the map on both sides need not be computed.
+        for a in (0, 1):
+            beyond = (size[a] + taps[a] - 1) * layer.stride[a] - before[a] - below.shape[a]
+            trim[a] = min(max(0, min(before[a], beyond) // layer.stride[a]), taps[a] - 1)
+    offset = [(patch.offset[a] + trim[a]) * layer.stride[a] - before[a] for a in (0, 1)]
+    step = (patch.step[0] * layer.stride[0], patch.step[1] * layer.stride[1])
+    empty = patch.values.new_empty(
+        *patch.values.shape[:2],
+        *(size[a] + taps[a] - 1 - 2 * trim[a] for a in (0, 1)),
+        layer.stride[0] * layer.stride[1] * below.shape[2],
+        device="meta",
+    )
+    return Patch(empty, step, (offset[0], offset[1]), layer.stride), (taps[0] - 1 - trim[0], taps[1] - 1 - trim[1])
+
+
+def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer) -> Patch:
+    """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernel."""
+    geometry, pads = below_patch(patch, layer, below)
+    flat = patch.values.flatten(0, 1).permute(0, 3, 1, 2)
+    values = F.conv2d(flat, kernel, None, 1, pads).permute(0, 2, 3, 1)
+    return replace(geometry, values=values.reshape(geometry.values.shape))

@@ -1,0 +1,173 @@
+"""One pass of rows back through a network: from coefficients of a layer's values to a lower bound over the box."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors
+from gls_lirpa.engine.row_patches import (
+    Patch,
+    Rows,
+    Window,
+    below_patch,
+    is_matrix,
+    matrix,
+    phases,
+    plain,
+    transposed,
+)
+from gls_lirpa.engine.row_relaxation import Slopes, concretized, relaxed
+from gls_lirpa.errors import UnsupportedLayerError
+
+
+def made(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+    """Nothing is kept."""
+    del key
+    return make()
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """A network over boxes, every ReLU replaced by two lines: the weights, the slopes by ReLU, the boxes' centres
+    and radii (batch, height, width, channels).
+
+    ``prepared(key, make)`` gives what several passes have in common: weights and maps in the form they need.
+    ``row_slopes`` are lower slopes of some ReLUs for every row of a specification: (batch, rows, *map). ReLUs in
+    ``sparse`` have few unstable neurons.
+    """
+
+    network: RowNetwork
+    tensors: Tensors
+    slopes: Mapping[str, Slopes]
+    center: Tensor
+    radius: Tensor
+    prepared: Callable[[Hashable, Callable[[], Tensor]], Tensor] = made
+    row_slopes: Mapping[str, Tensor] = field(default_factory=dict)
+    sparse: frozenset[str] = frozenset()
+
+
+def lower_bounds(relaxed_network: Relaxed, start: str, patch: Patch, rows: Rows) -> Tensor:
+    """Lower bounds over the boxes of rows given by their coefficients at the layer ``start``: (·, ·)."""
+    return _Walk(relaxed_network, rows).run(start, patch)
+
+
+class _Walk:
+    def __init__(self, relaxed_network: Relaxed, rows: Rows) -> None:
+        self._over = relaxed_network
+        self._network = relaxed_network.network
+        self._rows = rows
+        self._pending: dict[str, Patch] = {}
+        self._total: Tensor | None = None
+
+    def run(self, start: str, patch: Patch) -> Tensor:
+        self._pending[start] = patch
+        for layer in reversed(self._network.layers.values()):
+            found = self._pending.pop(layer.name, None)
+            if found is not None:
+                self._step(layer, found)
+        if self._total is None:
+            raise UnsupportedLayerError(f"layer {start!r} does not depend on the input")
+        return self._total
+
+    def _step(self, layer: Layer, patch: Patch) -> None:
+        values = patch.values.flatten(2)
+        if layer.kind == "input":
+            self._add(concretized(values, *self._seen(layer, patch, (self._over.center, self._over.radius))))
+        elif layer.kind == "relu":
+            new, constant = self._relaxed(layer, patch)
+            self._add(constant)
+            self._pass(layer.inputs[0], replace(patch, values=new.view_as(patch.values)))
+        elif layer.kind == "sum":
+            for name, sign in zip(layer.inputs, layer.node.signs, strict=True):
+                self._pass(name, patch if sign > 0 else replace(patch, values=-patch.values))
+        elif layer.kind == "scale":
+            weight, shift = self._over.tensors[layer.name]
+            maps = [value.unsqueeze(0) for value in (weight, shift) if value is not None]
+            factor, *rest = self._seen(layer, patch, maps)
+            for offset in rest:
+                self._add((values * offset).sum(2))
+            self._pass(layer.inputs[0], replace(patch, values=(values * factor).view_as(patch.values)))
+        else:
+            self._affine(layer, patch)
+
+    def _relaxed(self, layer: Layer, patch: Patch) -> tuple[Tensor, Tensor]:
+        slopes = self._over.slopes[layer.name]
+        alpha, excess, offset = self._seen(layer, patch, slopes)
+        values, window = patch.values.flatten(2), Window(patch, self._rows)
+        chosen = self._over.row_slopes.get(layer.name)
+        if chosen is not None:
+            own = window.laid_out(chosen.flatten(0, 1)).view(*chosen.shape[:2], -1)
+            return relaxed(values, (own, excess + alpha - own, offset))
+        if layer.name not in self._over.sparse:
+            return relaxed(values, (alpha, excess, offset))
+        key = (layer.name, "map", 2, *window.key)
+        with torch.no_grad():
+            unstable = window.nonzero(self._over.prepared(key, partial(window.laid_out, slopes[2])))
+        return relaxed(values, (alpha, excess, offset), unstable)
+
+    def _affine(self, layer: Layer, patch: Patch) -> None:
+        weight, offset = self._over.tensors[layer.name]
+        below = self._network.layers[layer.inputs[0]]
+        values = patch.values.flatten(2)
+        if offset is not None:
+            repeats = values.shape[2] // len(offset)
+            self._add(values @ self._over.prepared((layer.name, "offset", repeats), lambda: offset.repeat(repeats)))
+        if layer.kind == "dense":
+            weight = self._over.prepared((layer.name, "matrix"), lambda: weight.view_as(weight))
+            result = (values @ weight).view(*values.shape[:2], *below.shape)
+            self._pass(below.name, Patch(result, (0, 0), (0, 0)))
+        elif is_matrix(patch, layer, values.shape[0] * values.shape[1]):
+            form = (layer.name, "matrix", patch.grid, patch.phase)
+            product = values @ self._over.prepared(form, lambda: matrix(patch, weight, layer, below))
+            geometry, _ = below_patch(patch, layer, below)
+            self._pass(below.name, replace(geometry, values=product.view(geometry.values.shape)), beyond=True)
+        else:
+            key = (layer.name, "phases", patch.full)
+            kernel = self._over.prepared(key, lambda: phases(weight, layer, full=patch.full))
+            self._pass(below.name, transposed(plain(patch, layer), kernel, layer, below), beyond=True)
+
+    def _pass(self, name: str, patch: Patch, *, beyond: bool = False) -> None:
+        """Hand coefficients on. Behind a transposed convolution some may lie ``beyond`` the map, where the padding
+        is 0: ReLUs and inputs have no value there, elsewhere they are dropped."""
+        layer, other = self._network.layers[name], self._pending.get(name)
+        if self._network.consumers[name] > 1 or layer.kind == "sum":
+            patch = plain(patch, layer)
+        if beyond and not patch.full and layer.kind not in ("relu", "input"):
+            ones = torch.ones(1, *layer.shape, dtype=patch.values.dtype, device=patch.values.device)
+            (inside,) = self._seen(layer, patch, (ones,), what="inside")
+            patch = replace(patch, values=(patch.values.flatten(2) * inside).view_as(patch.values))
+        elif beyond and layer.kind not in ("relu", "input"):
+            patch = plain(patch, layer)
+        self._pending[name] = patch if other is None else _merged(other, patch)
+
+    def _seen(self, layer: Layer, patch: Patch, maps: Sequence[Tensor], what: str = "map") -> list[Tensor]:
+        """Maps of the layer's values as the rows' patches see them."""
+        window = Window(patch, self._rows)
+        found = []
+        for number, value in enumerate(maps):
+            key = (layer.name, what, number, *window.key)
+            found.append(window.seen(self._over.prepared(key, partial(window.laid_out, value))))
+        return found
+
+    def _add(self, constant: Tensor) -> None:
+        self._total = constant if self._total is None else self._total + constant
+
+
+def _merged(first: Patch, second: Patch) -> Patch:
+    """The sum of two patches without phases of the same rows."""
+    if first.step != second.step:
+        raise UnsupportedLayerError("branches of different strides meet: no row form")
+    begin = [min(first.offset[a], second.offset[a]) for a in (0, 1)]
+    end = [max(p.offset[a] + p.grid[a] for p in (first, second)) for a in (0, 1)]
+    total = [F.pad(p.values, (0, 0, *_sides(p, 1, begin, end), *_sides(p, 0, begin, end))) for p in (first, second)]
+    return Patch(total[0] + total[1], first.step, (begin[0], begin[1]))
+
+
+def _sides(patch: Patch, axis: int, begin: list[int], end: list[int]) -> tuple[int, int]:
+    return patch.offset[axis] - begin[axis], end[axis] - patch.offset[axis] - patch.grid[axis]

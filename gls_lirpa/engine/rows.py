@@ -1,0 +1,172 @@
+"""Bounds only where they matter: CROWN for the neurons that interval arithmetic leaves unstable.
+
+A stable ReLU is exact, so its pre-activation's bounds are used for nothing. Layer by layer, interval arithmetic from
+the last tightened layer says which (sample, neuron) pairs are unstable; those alone become rows, all samples' in one
+list, lower and upper bounds together, and go back to the input. Their bounds are intersected with the intervals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.engine.row_alpha import one_step, optimised
+from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, convolved, to_inner, to_outer
+from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, recomputed
+from gls_lirpa.engine.row_patches import Patch, Rows
+from gls_lirpa.engine.row_relaxation import Slopes, crown_slopes, is_sparse
+from gls_lirpa.engine.row_walk import Relaxed, lower_bounds
+
+Interval = tuple[Tensor, Tensor]
+
+@dataclass
+class State:
+    """What is known on the way to the output: intervals of layers, slopes of ReLUs."""
+
+    network: RowNetwork
+    tensors: Tensors
+    box: Interval
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    slopes: dict[str, Slopes] = field(default_factory=dict)
+    sparse: set[str] = field(default_factory=set)
+
+    def relaxed(self) -> Relaxed:
+        lower, upper = self.box
+        return Relaxed(
+            self.network,
+            self.tensors,
+            self.slopes,
+            (lower + upper) / 2,
+            (upper - lower) / 2,
+            sparse=frozenset(self.sparse),
+        )
+
+
+def ibp(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor) -> Bounds:
+    """Interval arithmetic."""
+    state = _forward(network, tensors, box, tighten=False, relax=False)
+    final = network.final
+    below = final.inputs[0] if final.kind == "dense" else final.name
+    rows, offset = _inner_spec(spec, final), None
+    if final.kind == "dense":
+        weight, bias = tensors[final.name]
+        offset = None if bias is None else rows @ bias
+        rows = rows @ weight
+    lower, upper = (end.flatten(1).unsqueeze(2) for end in state.intervals[below])
+    value = (rows @ ((lower + upper) / 2) - rows.abs() @ ((upper - lower) / 2)).squeeze(2)
+    return Bounds(value if offset is None else value + offset, _outer(state))
+
+
+def crown(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, tighten: bool) -> Bounds:
+    """CROWN over interval bounds (CROWN-IBP), or with ``tighten`` over CROWN's own intersected with intervals."""
+    state = _forward(network, tensors, box, tighten=tighten, relax=True)
+    return Bounds(final_rows(state, spec), _outer(state))
+
+
+def alpha_crown(
+    network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, iterations: int | None
+) -> Bounds:
+    """CROWN with lower slopes optimised for the rows of ``spec``, or stepped once where ``iterations`` is None."""
+    state = _forward(network, tensors, box, tighten=True, relax=True)
+    lower = final_rows(state, spec)
+    if iterations is None:
+        return Bounds(one_step(state.relaxed(), spec, lower), _outer(state))
+    return Bounds(optimised(state.relaxed(), spec, lower, iterations=iterations), _outer(state))
+
+
+def final_rows(state: State, spec: Tensor) -> Tensor:
+    """Lower bounds of the rows of a specification over slopes that are known."""
+    final = state.network.final
+    values = _inner_spec(spec, final).view(*spec.shape[:2], *final.shape)
+    return lower_bounds(state.relaxed(), final.name, Patch(values, (0, 0), (0, 0)), Rows())
+
+
+def _inner_spec(spec: Tensor, final: Layer) -> Tensor:
+    return to_inner(spec.flatten(0, 1), final.shape).reshape(spec.shape)
+
+
+def _outer(state: State) -> dict[str, Interval]:
+    found = {}
+    for relu in state.network.relus:
+        (name,) = relu.node.inputs
+        lower, upper = state.intervals[relu.inputs[0]]
+        found[name] = to_outer(lower, relu.outer), to_outer(upper, relu.outer)
+    return found
+
+
+# -- forward: intervals, tightened on the way ------------------------------------------------------
+
+
+def _forward(network: RowNetwork, tensors: Tensors, box: Box, *, tighten: bool, relax: bool) -> State:
+    ends = to_inner(box.lower, network.input.shape), to_inner(box.upper, network.input.shape)
+    state = State(network, tensors, ends)
+    exact = {network.input.name}
+    for layer in network.layers.values():
+        if layer is network.final and layer.kind == "dense":
+            break
+        interval = _propagated(layer, state)
+        if layer.name in network.bounded and tighten and not exact >= set(layer.inputs):
+            interval = tightened(state, layer, interval)
+        state.intervals[layer.name] = interval
+        if layer.kind == "relu" and relax:
+            slopes = crown_slopes(*state.intervals[layer.inputs[0]])
+            state.slopes[layer.name] = slopes
+            if is_sparse(slopes):
+                state.sparse.add(layer.name)
+    return state
+
+
+def _propagated(layer: Layer, state: State) -> Interval:
+    if layer.kind == "input":
+        return state.box
+    inputs = [state.intervals[name] for name in layer.inputs]
+    lower, upper = inputs[0]
+    if layer.kind == "relu":
+        return lower.clamp(min=0), upper.clamp(min=0)
+    if layer.kind == "sum":
+        ends = [pair if sign > 0 else (-pair[1], -pair[0]) for pair, sign in zip(inputs, layer.node.signs, strict=True)]
+        return ends[0][0] + ends[1][0], ends[0][1] + ends[1][1]
+    weight, offset = state.tensors[layer.name]
+    center, radius = (lower + upper) / 2, (upper - lower) / 2
+    if layer.kind == "conv":
+        center, radius = convolved(center, weight, offset, layer), convolved(radius, weight.abs(), None, layer)
+    elif layer.kind == "dense":
+        center, radius = (value.flatten(1) for value in (center, radius))
+        center = center @ weight.t() if offset is None else torch.addmm(offset, center, weight.t())
+        radius = radius @ weight.abs().t()
+        center, radius = (value.view(-1, *layer.shape) for value in (center, radius))
+    else:
+        center, radius = center * weight if offset is None else center * weight + offset, radius * weight.abs()
+    return center - radius, center + radius
+
+
+# -- rows of neurons --------------------------------------------------------------------------------
+
+
+def tightened(state: State, layer: Layer, interval: Interval) -> Interval:
+    """The interval of a pre-activation with CROWN's bounds of its unstable neurons, where those are tighter."""
+    lower, upper = interval
+    with torch.no_grad():
+        # NaN counts as unstable, and stays NaN.
+        index = (~((lower >= 0) | (upper <= 0))).nonzero(as_tuple=True)
+    if not len(index[0]):
+        return interval
+    low, high = neuron_bounds(state, layer, index).unbind(1)
+    return (
+        lower.index_put(index, torch.maximum(lower[index], low)),
+        upper.index_put(index, torch.minimum(upper[index], -high)),
+    )
+
+
+def neuron_bounds(state: State, layer: Layer, index: tuple[Tensor, ...]) -> Tensor:
+    """Lower bounds of neurons and of their negatives, (neurons, 2), by CROWN over the slopes below them."""
+    relaxed = state.relaxed()
+    job = NeuronRows(state.network, layer, state.tensors)
+    leaves = job.leaves(relaxed)
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        return recomputed(job, index, leaves)
+    prepared = Prepared()
+    return torch.cat([job(part, leaves, prepared) for part in job.parts(index)])
