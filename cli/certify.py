@@ -18,7 +18,7 @@ from .options import Radius
 @click.option("--dataset", help="For a network file: digits, mnist, cifar10, tinyimagenet or folder.")
 @click.option("--samples", type=int, help="Certify the first samples of the split (default: all).")
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
-@click.option("--stages", help="Comma-separated, in order (default: ibp,pgd,crown-ibp,crown,alpha-crown,bab).")
+@click.option("--stages", help="In order, by commas (default: ibp,pgd,crown-ibp,crown,alpha-crown,input-split,bab).")
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample or property.")
 @click.option("--max-nodes", type=int, help="Subproblems per sample in branch and bound (default: no limit).")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the samples, on Ray.")
@@ -29,14 +29,20 @@ from .options import Radius
 @click.option("--net", help="For a weight file: its network; or allow the run's file.py:factory to be executed.")
 @click.option("--device", help="cpu, cuda, cuda:1, … (default: the run's).")
 @click.option("--vnnlib", type=click.Path(path_type=Path), help="Decide this VNN-LIB property of an ONNX file.")
-@click.option("--counterexample", type=click.Path(path_type=Path), help="With --vnnlib: file for a counterexample.")
+@click.option(
+    *("--witness", "--counterexample", "witness"),
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="With --vnnlib: file for a counterexample; - prints it.",
+)
+@click.option("--result", type=click.Path(path_type=Path), help="With --vnnlib: file for VNN-COMP's result lines.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Decide the rows of a VNN-COMP instances.csv.")
 @click.pass_context
 def certify(
     ctx: click.Context,
     network: Path | None,
     vnnlib: Path | None,
-    counterexample: Path | None,
+    witness: Path | None,
+    result: Path | None,
     csv: Path | None,
     **options: Any,
 ) -> None:
@@ -60,7 +66,8 @@ def certify(
         network,
         vnnlib=vnnlib,
         csv=csv,
-        counterexample=counterexample,
+        witness=witness,
+        result=result,
         command=shell_command(["glscert", *sys.argv[1:]]),
         given=given - {"network"},
         options=options,

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from gls_lirpa.certification import STAGES, Cascade, Record, Settings, StageOptions, Summary, certify
 from gls_lirpa.certification.incomplete import BoundStage, crossed, open_classes
-from gls_lirpa.certification.network import NUMERICAL_MARGIN, RECHECK_MARGIN
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, linf_box
@@ -188,19 +187,19 @@ def test_verdicts_near_the_boundary(stage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "verdict"),
-    [(1.5, "verified"), (5 * RECHECK_MARGIN, "verified"), (0.5 * RECHECK_MARGIN, "unknown"), (-0.5, "misclassified")],
+    ("margin", "verdict", "reason"),
+    [(1e-4, "verified", ""), (2e-6, "verified", ""), (1.2e-7, "unknown", "numerical"), (-1.2e-7, "misclassified", "")],
 )
 @pytest.mark.parametrize("stage", BOUNDING)
-def test_numerical_margin(stage: str, share: float, verdict: str) -> None:
-    """A constant margin, in units of the numerical margin: proven, proven in float64, not proven."""
-    margin = share * NUMERICAL_MARGIN[torch.float32]
+def test_numerical_margin(stage: str, margin: float, verdict: str, reason: str) -> None:
+    """A constant margin beside a bias of 0.5: proven in float32, in float64, and less than float32 can round."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 4), nn.ReLU(), nn.Linear(4, 2))
     with torch.no_grad():
         model[3].weight.zero_()
-        model[3].bias.copy_(torch.tensor([margin, 0.0]))
+        model[3].bias.copy_(torch.tensor([0.5 + margin, 0.5]))
     (record,) = certify(model, images(1), torch.tensor([0]), eps=0.1, stages=[stage], options=FAST)
-    assert record.verdict == verdict
+    assert (record.verdict, record.reason) == (verdict, reason)
+    assert record.covers == ("float32, any summation order" if verdict == "verified" else "")
 
 
 def test_hidden_cancellation_raises_the_numerical_margin() -> None:
@@ -569,11 +568,19 @@ def test_bad_input_is_one_clear_error(change: dict, error: type[GLSError], messa
 
 
 def test_unsupported_layers_are_named() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 4), nn.GELU(), nn.Linear(4, 2))
+    x = images(1)
+    label = copy.deepcopy(model).eval()(x).argmax(1)
+    with pytest.raises(GLSError, match="GELU"):
+        certify(model, x, label, eps=0.1)
+
+
+def test_dropout_is_nothing_to_a_network_under_certification() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 4), nn.Dropout(0.5), nn.Linear(4, 2))
     x = images(1)
     label = copy.deepcopy(model).eval()(x).argmax(1)
-    with pytest.raises(GLSError, match="Dropout"):
-        certify(model, x, label, eps=0.1)
+    (record,) = certify(model, x, label, eps=0.0)
+    assert record.verdict == "verified" and model.training
 
 
 def test_cascade_streams_as_samples_are_decided() -> None:

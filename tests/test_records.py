@@ -60,7 +60,10 @@ def test_records_come_back_as_they_went(tmp_path: Path) -> None:
     with RecordFolder(tmp_path, SETTINGS) as folder:
         assert list(folder.done.values()) == RECORDS
     assert [set(line) for line in lines(tmp_path)] == [
-        {"index", "label", "prediction", "verdict", "stage", "bound", "seconds", "spent", "exhausted", "counterexample"}
+        {
+            *("index", "label", "prediction", "verdict", "stage", "bound", "seconds", "spent", "exhausted"),
+            *("counterexample", "reason", "detail", "covers", "errors"),
+        }
     ] * 5
     assert lines(tmp_path)[2]["seconds"] == 2.625
 
@@ -307,7 +310,7 @@ def test_an_interrupted_run_says_how_to_continue(run: Path, stops: str) -> None:
 def with_other_weights(run: Path) -> None:
     state = torch.load(run / "weights.pt", weights_only=True)
     next(iter(state["model"].values())).add_(1e-3)
-    torch.save(state, run / "weights.pt")
+    RunFolder(run).save(run / "weights.pt", state)
 
 
 def test_records_of_other_weights_are_refused(run: Path) -> None:

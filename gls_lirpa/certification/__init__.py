@@ -1,15 +1,14 @@
 """Certification: attacks, convex relaxations and what is built on them, cheapest first."""
 
+from gls_lirpa.certification.api import certify
 from gls_lirpa.certification.attack import Attacked, pgd
-from gls_lirpa.certification.cascade import Cascade, certify
-from gls_lirpa.certification.network import NUMERICAL_MARGIN
+from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
 
 __all__ = [
     "DEFAULT_STAGES",
-    "NUMERICAL_MARGIN",
     "STAGES",
     "Attacked",
     "Cascade",

@@ -8,17 +8,23 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gls_lirpa.certification.network import Requirements
 from gls_lirpa.certification.records import Record
+from gls_lirpa.certification.rounding import covered
 from gls_lirpa.certification.stage import OpenSamples
 from gls_lirpa.engine.boxes import Box
+
+ENDED = 0.9
+"""A search that a limit ended after this share of the time was ended by the time, not by the nodes."""
 
 
 @dataclass
 class Batch:
-    """What is known of each sample. Margins, bounds and tolerances are float64.
+    """What is known of each sample. Margins, bounds and requirements are float64.
 
-    ``margins``: at the sample itself; ``tolerance`` (b, 1): what a bound must exceed to be a proof;
-    ``lower``: best bound so far; ``proven``: classes it suffices for.
+    ``margins``: at the sample itself; ``required``: what a bound must exceed to be a proof, over the sample's own box
+    if it is ``refined``; ``plausible`` (b, 1): usual rounding; ``lower``: best bound so far; ``proven``: classes it
+    suffices for; ``errors``: stages that failed on a sample, and how.
     """
 
     indices: Tensor
@@ -27,27 +33,51 @@ class Batch:
     box: Box
     predictions: list[int]
     margins: Tensor
-    tolerance: Tensor
+    required: Requirements
+    plausible: Tensor
+    refined: Tensor
     spent: list[dict[str, float]]
     lower: Tensor = field(init=False)
     proven: Tensor = field(init=False)
     open: list[bool] = field(init=False)
     exhausted: list[bool] = field(init=False)
+    errors: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.lower = torch.full_like(self.margins, -torch.inf)
         self.proven = torch.zeros_like(self.margins, dtype=torch.bool)
         self.open = [True] * len(self)
         self.exhausted = [False] * len(self)
+        self.errors = [{} for _ in range(len(self))]
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def samples(self, part: Tensor, dtype: torch.dtype) -> OpenSamples:
-        """Some samples as a stage sees them; float32 boxes are exact in float64."""
+    def samples(self, part: Tensor, dtype: torch.dtype, *, exact: bool = False) -> OpenSamples:
+        """Some samples as a stage sees them; float32 boxes are exact in float64.
+
+        A stage that proves in float64 may build on earlier bounds less what those may be off by.
+        """
         box = Box(self.box.lower[part].to(dtype), self.box.upper[part].to(dtype))
-        x, lower = self.x[part].to(dtype), self.lower[part].to(dtype)
-        return OpenSamples(self.indices[part], x, self.labels[part], box, lower, self.proven[part])
+        x, lower = self.x[part].to(dtype), self.lower[part]
+        if exact:
+            lower = torch.nan_to_num(lower - self.required.slack[part], nan=-torch.inf)
+        needed = self.required.solver[part]
+        proven = self.proven[part]
+        return OpenSamples(self.indices[part], x, self.labels[part], box, lower.to(dtype), proven, needed)
+
+    def doubt(self, part: Tensor) -> Tensor:
+        """How far a bound may be above a computed margin, or disagree with one, by rounding alone."""
+        forward = self.required.forward[part]
+        return self.plausible[part] + torch.where(torch.isfinite(forward), forward, 0.0)
+
+    def coarse(self, part: Tensor, lower: Tensor | None = None) -> Tensor:
+        """Those of some samples whose own box's rounding matters: all, or those that such bounds may prove with it."""
+        due = ~self.refined[part]
+        if lower is not None:
+            enough = self.proven[part] | (lower > self.required.single[part])
+            due = due & (enough | (lower > -self.plausible[part])).all(1) & ~enough.all(1)
+        return part[due]
 
     def positions(self) -> list[int]:
         """Of the samples that are open."""
@@ -74,11 +104,29 @@ class Batch:
     def verified(self, i: int) -> bool:
         return bool(self.proven[i].all())
 
-    def near_zero(self, i: int) -> bool:
-        """Not verified, but no margin's bound is below zero by more than the tolerance."""
-        return not self.verified(i) and bool((self.proven[i] | (self.lower[i] > -self.tolerance[i])).all())
+    def worth_repeating(self, i: int) -> bool:
+        """Not verified, but every margin's bound is one that a bound in float64 may turn into a proof."""
+        least = self.required.double[i] - self.plausible[i]
+        return not self.verified(i) and bool((self.proven[i] | (self.lower[i] > least)).all())
 
-    def record(self, i: int, verdict: str, stage: str, point: Tensor | None = None) -> Record:
+    def reason(self, i: int, timeout: float, max_nodes: int | None) -> tuple[str, str]:
+        """Why a sample is unknown, and in more words where there are any."""
+        if self.errors[i]:
+            stage, message = next(iter(self.errors[i].items()))
+            return "error", f"{stage}: {message}"
+        if self.predictions[i] == -1:
+            return "numerical", "the network's logits are not finite"
+        if bool((self.proven[i] | (self.lower[i] > 0)).all()):
+            return "numerical", self.required.reason or "the bound is positive, but rounding may exceed it"
+        if self.exhausted[i]:
+            if sum(self.spent[i].values()) >= ENDED * timeout:
+                return "time", ""
+            return ("nodes", "") if max_nodes is not None else ("memory", "")
+        return "bound", ""
+
+    def record(
+        self, i: int, verdict: str, stage: str, point: Tensor | None = None, *, reason: tuple[str, str] = ("", "")
+    ) -> Record:
         """Close a sample."""
         self.open[i] = False
         bound = float(self.lower[i].min())
@@ -91,5 +139,9 @@ class Batch:
             bound=bound if math.isfinite(bound) else None,
             spent=self.spent[i],
             exhausted=self.exhausted[i] and verdict == "unknown",
+            reason=reason[0],
+            detail=reason[1],
+            covers=covered(self.x.dtype) if verdict == "verified" else "",
+            errors=self.errors[i],
             adversarial=point,
         )

@@ -28,6 +28,9 @@ AIM = 2e-4
 """Subproblems are bounded until above AIM · max(1, |logits|): twice the margin below which a bound in
 float32 does not count as a proof."""
 
+ABOVE = 1.05
+"""Of what a proof needs, so that a bound at the aim suffices after rounding."""
+
 _ATTACK_SHARE = 1 / 3
 """Of the time after the first tree, for large networks; on a cnn3 all rounds take less."""
 
@@ -53,6 +56,7 @@ class BranchAndBound:
 
     name = "bab"
     batch = 1
+    exact = True
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = Settings() if settings is None else settings
@@ -66,19 +70,26 @@ class BranchAndBound:
         for i in range(len(samples)):
             deadline = time.monotonic() + timeout
             rows = (~samples.proven[i]).nonzero().flatten()
-            spec = margin_spec(samples.labels[i : i + 1], subject.engine.classes, samples.x.dtype)[0]
-            outcome = self.search(
-                subject, samples.x[i], samples.box[i : i + 1], spec[rows], samples.lower[i][rows], deadline=deadline
-            )
+            spec = margin_spec(samples.labels[i : i + 1], subject.engine.classes, samples.x.dtype)[0][rows]
+            box, known, needed = samples.box[i : i + 1], samples.lower[i][rows], needed_of(samples, i, rows)
+            outcome = self.search(subject, samples.x[i], box, spec, known, deadline=deadline, needed=needed)
             lower[i, rows] = outcome.lower.to(lower)
             counterexamples.append(outcome.counterexample)
             exhausted.append(outcome.exhausted)
         return Findings(lower, counterexamples, exhausted)
 
     def search(
-        self, subject: Subject, x: Tensor, box: Box, spec: Tensor, known: Tensor, *, deadline: float = math.inf
+        self,
+        subject: Subject,
+        x: Tensor,
+        box: Box,
+        spec: Tensor,
+        known: Tensor,
+        *,
+        deadline: float = math.inf,
+        needed: float = 0.0,
     ) -> Outcome:
-        """Decide the rows ``spec`` of one sample, whose lower bounds ``known`` are already proven.
+        """Decide the rows ``spec`` of one sample, whose lower bounds ``known`` are already proven: above ``needed``.
 
         A sample with too many unstable neurons for the memory set aside counts as stopped by a limit.
         """
@@ -88,7 +99,7 @@ class BranchAndBound:
             except FormTooLargeError:
                 return Outcome(known.double(), None, True, 0)
             logits = subject.model(x.unsqueeze(0))
-            target = AIM * max(1.0, float(logits.abs().max()))
+            target = max(AIM * max(1.0, float(logits.abs().max())), ABOVE * needed)
             settings = self.settings
             steps = settings.tightening_iterations
             if steps:
@@ -167,6 +178,14 @@ class BranchAndBound:
         if self._builder is None or self._subject is not subject:
             self._subject, self._builder = subject, FormBuilder(subject.model, x.unsqueeze(0))
         return self._builder
+
+
+def needed_of(samples: OpenSamples, i: int, rows: Tensor) -> float:
+    """What every one of some rows of a sample must exceed; 0 where that is more than any search could show."""
+    if samples.needed is None or not len(rows):
+        return 0.0
+    needed = float(samples.needed[i][rows].max())
+    return needed if math.isfinite(needed) else 0.0
 
 
 def _rows(form: SplitForm, rows: Tensor) -> SplitForm:

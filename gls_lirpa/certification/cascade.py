@@ -1,14 +1,15 @@
 """The cascade: cheap stages decide what they can, dearer ones see what is left.
 
 Stages find bounds and points; only here do findings become verdicts. A sample is verified if every
-margin's bound is finite and above the numerical margin, falsified if a point of its box is
-misclassified by the plain network. Whatever is numerically odd counts as no bound at all.
+margin's bound is finite and above all that rounding can do, to the bound and to the network as it
+runs; falsified if a point of its box is misclassified by the plain network. Whatever is numerically
+odd counts as no bound at all. A stage that fails is noted for the samples it failed on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -16,12 +17,18 @@ from torch import Tensor, nn
 
 from gls_lirpa.certification.batch import Batch
 from gls_lirpa.certification.contradiction import Suspect, cross_check_attack, raise_contradiction
-from gls_lirpa.certification.network import RECHECK_MARGIN, Network
+from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.records import Record
-from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
-from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
+from gls_lirpa.certification.settings import Settings
+from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, Subject, admits
 from gls_lirpa.engine.boxes import Box, linf_box
-from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
+from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
+
+FAILURES = (
+    *(EngineError, RuntimeError, MemoryError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError),
+    *(AssertionError, OSError),
+)
+"""What a stage may raise where it fails; a wrong option or wrong data ends the certification instead."""
 
 BATCH_SIZE = 512
 """Samples that go through the cascade together."""
@@ -58,10 +65,11 @@ class Cascade:
         yield from self._judged(batch)
         for stage in self._stages if self.network.finite else ():
             for part in torch.split(batch.due(self.settings.timeout), stage.batch):
-                if len(part) and stage.name not in self.unusable:
+                if len(part) and stage.name not in self.unusable and admits(stage, batch.box[part]):
                     yield from self._apply(stage, batch, part)
         for i in batch.positions():
-            yield batch.record(i, "unknown", batch.last_stage(i))
+            reason = batch.reason(i, self.settings.timeout, self.settings.options.max_nodes)
+            yield batch.record(i, "unknown", batch.last_stage(i), reason=reason)
 
     def _judged(self, batch: Batch) -> Iterator[Record]:
         """Samples decided without any stage: misclassified, or tied with another class as they are."""
@@ -80,28 +88,53 @@ class Cascade:
         labels = labels.to(self.network.device, torch.int64)
         logits = self.network.logits(x)
         margins = self.network.margins(logits, labels)
-        tolerance = self.network.tolerance(x, logits).unsqueeze(1)
+        region = linf_box(x, self.settings.eps) if box is None else self.network.box(x, box)
+        if box is None:  # what any image requires is enough for most bounds
+            required = self.network.image_requirements(labels, logits)
+        else:
+            required = self.network.requirements(region, labels, logits)
+        plausible = self.network.plausible(x, logits).unsqueeze(1)
         predictions = torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1).tolist()
         share = (time.perf_counter() - started) / len(x)
         return Batch(
             indices=torch.arange(len(x)) if indices is None else indices,
             x=x,
             labels=labels,
-            box=linf_box(x, self.settings.eps) if box is None else self.network.box(x, box),
+            box=region,
             predictions=predictions,
             margins=margins,
-            tolerance=tolerance,
+            required=required,
+            plausible=plausible,
+            refined=torch.full((len(x),), box is not None),
             spent=[{"natural": share} for _ in range(len(x))],
         )
+
+    def _refine(self, batch: Batch, part: Tensor) -> None:
+        """Replace what is required of some samples by what their own boxes require."""
+        if len(part):
+            logits = self.network.logits(batch.x[part])
+            batch.required.put(part, self.network.requirements(batch.box[part], batch.labels[part], logits))
+            batch.refined[part] = True
 
     def _apply(self, stage: Stage, batch: Batch, part: Tensor) -> list[Record]:
         """Let a stage work on some open samples and draw the conclusions."""
         subject, limit = self.network.subject, self.settings.timeout - batch.time_used(part)
         started = time.perf_counter()
-        findings = self._findings(stage, subject, batch.samples(part, self.network.dtype), limit)
+        if proves_exactly(stage):
+            self._refine(batch, batch.coarse(part))
+        samples = batch.samples(part, self.network.dtype, exact=proves_exactly(stage))
+        try:
+            findings = self._findings(stage, subject, samples, limit)
+        except UnsupportedLayerError:  # no stage is left
+            raise
+        except FAILURES as error:
+            if len(part) > 1:  # so that only those fail that must
+                return [record for one in part.split(1) for record in self._apply(stage, batch, one)]
+            self._failed(stage, batch, part, error, time.perf_counter() - started)
+            return []
         if findings is None:
             return []
-        self._absorb(stage.name, batch, part, findings.lower)
+        self._absorb(stage, batch, part, findings.lower)
         broken = self._broken(stage, batch, part, findings)
         self._recheck(stage, batch, part, findings, broken, limit - (time.perf_counter() - started))
         share = (time.perf_counter() - started) / len(part)
@@ -127,18 +160,28 @@ class Cascade:
                 raise
             return None
 
-    def _absorb(self, stage: str, batch: Batch, part: Tensor, lower: Tensor) -> None:
+    def _failed(self, stage: Stage, batch: Batch, part: Tensor, error: BaseException, seconds: float) -> None:
+        """A failure proves nothing, and is told."""
+        message = " ".join(str(error).split())[:300] or type(error).__name__
+        for i in part.tolist():
+            batch.spent[i][stage.name] = batch.spent[i].get(stage.name, 0.0) + seconds / len(part)
+            batch.errors[i][stage.name] = message
+
+    def _absorb(self, stage: Stage, batch: Batch, part: Tensor, lower: Tensor) -> None:
         """Each bound is sound by itself, so the best of all stages is."""
-        best = torch.maximum(batch.lower[part], self._sound(stage, batch, part, lower))
-        # A class proven in float64 stays proven, though its bound may be below the float32 margin.
-        batch.proven[part] |= best > batch.tolerance[part]
+        lower = self._sound(stage.name, batch, part, lower)
+        best = torch.maximum(batch.lower[part], lower)
+        self._refine(batch, batch.coarse(part, best))
+        # A class proven in float64 stays proven, though its bound may be below what float32 asks for.
+        exact = proves_exactly(stage)
+        batch.proven[part] |= (lower > batch.required.solver[part]) if exact else (best > batch.required.single[part])
         batch.lower[part] = best
 
     def _sound(self, stage: str, batch: Batch, part: Tensor, lower: Tensor) -> Tensor:
         """Bounds in float64, −inf where they are not finite or above the margin at the sample itself."""
         lower = lower.to(batch.lower)
         lower = torch.where(torch.isfinite(lower), lower, -torch.inf)
-        above = lower > batch.margins[part] + batch.tolerance[part]
+        above = lower > batch.margins[part] + batch.doubt(part)
         if self.settings.cross_check and bool(above.any()):
             row = int(above.any(1).nonzero()[0])
             i = int(part[row])
@@ -157,19 +200,19 @@ class Cascade:
     def _compare(self, batch: Batch, i: int, stage: str, point: Tensor) -> None:
         """At a point of its box no margin may be below its bound, and none of a verified sample ≤ 0."""
         margins = self.network.margins_at(point, int(batch.labels[i]))
-        below = margins < batch.lower[i] - batch.tolerance[i]
+        below = margins < batch.lower[i] - batch.doubt(torch.tensor([i]))[0]
         if bool(below.any()) or (batch.verified(i) and bool((margins <= 0).any())):
             self._contradiction(batch, i, stage, batch.lower[i], point)
 
     def _recheck(
         self, stage: Stage, batch: Batch, part: Tensor, findings: Findings, broken: dict[int, Tensor], limit: float
     ) -> None:
-        """Compute bounds that are too close to zero again in float64, by the same stage in the time left."""
-        if limit <= 0:
+        """Compute bounds that rounding in float32 keeps from being proofs in float64, in the time left."""
+        if limit <= 0 or proves_exactly(stage):
             return
         bounded = torch.isfinite(findings.lower).any(1).tolist()
         candidates = [i for i, new in zip(part.tolist(), bounded, strict=True) if new and i not in broken]
-        near = [i for i in candidates if batch.near_zero(i)]
+        near = [i for i in candidates if batch.worth_repeating(i)]
         exact = self.network.exact_subject if near else None
         if exact is None:
             return
@@ -178,12 +221,18 @@ class Cascade:
         renewed = ~batch.proven[again] & torch.isfinite(bounds)
         # The float64 bound replaces the float32 one, which may be the larger of the two by rounding.
         batch.lower[again] = torch.where(renewed, bounds, batch.lower[again])
-        batch.proven[again] |= renewed & (bounds > RECHECK_MARGIN * batch.tolerance[again])
+        batch.proven[again] |= renewed & (bounds > batch.required.double[again])
 
     def _exact_bounds(self, stage: Stage, exact: Subject, batch: Batch, part: Tensor, limit: float) -> Tensor:
+        started = time.perf_counter()
         try:
             findings = stage(exact, batch.samples(part, torch.float64), timeout=limit)
-        except EngineError:  # the stage does not work in float64, so it proves nothing more
+        except UnsupportedLayerError:  # in float64 alone: nothing more is proven
+            return torch.full_like(batch.lower[part], -torch.inf)
+        except FAILURES as error:
+            if len(part) > 1:
+                return torch.cat([self._exact_bounds(stage, exact, batch, one, limit) for one in part.split(1)])
+            self._failed(stage, batch, part, error, time.perf_counter() - started)
             return torch.full_like(batch.lower[part], -torch.inf)
         return self._sound(stage.name, batch, part, findings.lower)
 
@@ -205,11 +254,17 @@ class Cascade:
             batch.spent[i]["cross-check"] = share
 
     def _bound_attacked(self, stage: Stage, batch: Batch, part: Tensor, broken: dict[int, Tensor]) -> None:
-        samples = batch.samples(part, self.network.dtype)
-        usable = stage.name not in self.unusable
-        findings = self._findings(stage, self.network.subject, samples, self.settings.timeout) if usable else None
+        samples = batch.samples(part, self.network.dtype, exact=proves_exactly(stage))
+        usable = stage.name not in self.unusable and admits(stage, samples.box)
+        try:
+            findings = self._findings(stage, self.network.subject, samples, self.settings.timeout) if usable else None
+        except UnsupportedLayerError:
+            raise
+        except FAILURES as error:
+            self._failed(stage, batch, part, error, 0.0)
+            return
         if findings is not None:
-            self._absorb(stage.name, batch, part, findings.lower)
+            self._absorb(stage, batch, part, findings.lower)
             for i in part.tolist():
                 self._compare(batch, i, stage.name, broken[i])
 
@@ -218,39 +273,6 @@ class Cascade:
         raise_contradiction(suspect, stage, self._folder)
 
 
-def certify(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    eps: float,
-    stages: Sequence[str] | None = None,
-    timeout: float = 60.0,
-    seed: int = 0,
-    cross_check: bool = False,
-    batch_size: int = BATCH_SIZE,
-    options: StageOptions | None = None,
-) -> list[Record]:
-    """Certify samples in the ℓ∞ ball of radius ``eps`` in pixel space: one record each, in order.
-
-    ``model`` takes pixels in [0, 1], normalising inside; it is copied and never modified. ``timeout``
-    is the limit in seconds per sample.
-
-    >>> _ = torch.manual_seed(0)
-    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> x = torch.rand(2, 1, 2, 2)
-    >>> [record.verdict for record in certify(model, x, model(x).argmax(1), eps=0.01)]
-    ['verified', 'verified']
-    """
-    if batch_size < 1:
-        raise ConfigError(f"expected batch_size >= 1, got {batch_size}")
-    chosen = DEFAULT_STAGES if stages is None else tuple(stages)
-    settings = Settings(eps, chosen, timeout, seed, cross_check, options or StageOptions())
-    if len(x) == 0:
-        return []
-    cascade = Cascade(model, x, settings)
-    records: list[Record] = []
-    for start in range(0, len(x), batch_size):
-        part = slice(start, start + batch_size)
-        records += cascade.run(x[part], y[part], torch.arange(len(x))[part])
-    return sorted(records, key=lambda record: record.index)
+def proves_exactly(stage: Stage) -> bool:
+    """Whether a stage proves in float64 whatever dtype it is given."""
+    return bool(getattr(stage, "exact", False))

@@ -106,6 +106,7 @@ def certify_job(
         "split": split,
         "samples": number,
         "weights": weights_hash(target.model),
+        "covers": "the network's dtype, any summation order",
     }
     with RecordFolder(folder_path, header) as folder:
         resumed = len(folder.done)

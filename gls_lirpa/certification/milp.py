@@ -11,7 +11,7 @@ import time
 import torch
 from torch import Tensor
 
-from gls_lirpa.certification.branch import AIM
+from gls_lirpa.certification.branch import ABOVE, AIM, needed_of
 from gls_lirpa.certification.branch_attack import Descent
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
@@ -41,6 +41,7 @@ class ExactOracle:
 
     name = "milp"
     batch = 1
+    exact = True
 
     def __init__(self, *, decide: bool = True, max_relus: int = 5000) -> None:
         if max_relus < 1:
@@ -72,7 +73,7 @@ class ExactOracle:
         with torch.no_grad():
             form = self._form_builder(subject, samples.x[i]).form(box, spec)
             logits = subject.model(samples.x[i : i + 1])
-        aim = AIM * max(1.0, float(logits.abs().max()))
+        aim = max(AIM * max(1.0, float(logits.abs().max())), ABOVE * needed_of(samples, i, rows))
         descent = Descent(subject.model, box, spec)
         bounds = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
         exhausted = False

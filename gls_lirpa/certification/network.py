@@ -2,39 +2,58 @@
 
 - ``plain``: the network as given, in eval mode. Predictions and counterexamples are judged on it.
 - ``subject``: BatchNorm folded, in the given dtype. Bounds are computed on it.
-- ``exact``: folded in float64. Bounds too close to zero are computed again on it.
+- ``exact``: folded in float64. Bounds that rounding in the dtype could account for are computed again on it.
 """
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.certification.rounding import SINGLE_TO_DOUBLE, Rounding, rounding
 from gls_lirpa.certification.stage import Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Box, other_classes
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.structure import fold_batchnorm
 
-NUMERICAL_MARGIN = {torch.float32: 1e-5, torch.float64: 1e-12}
-"""A margin counts as proven if its bound exceeds this times (1 + max |f(x)|), by dtype.
-
-float32 has a unit roundoff of 6e-8. A bound is a value of f minus radii that only add up, so where it is
-close to zero, none of them exceeds the margin itself, and max |f(x)| measures what was rounded. Bounds of
-trained cnn3 networks by any relaxation differed between float32 and float64 by up to 1.5e-6 of it."""
+PLAUSIBLE = {torch.float32: 1e-5, torch.float64: 1e-12}
+"""Usual rounding of a bound in units of 1 + max |f(x)|, by dtype. It proves nothing: it says when a bound in
+float64 is worth its time, and below what a disagreement of bounds and values may be nothing but rounding."""
 
 OBSERVED_ERROR = 16.0
-"""How many times the observed rounding error of f(x) itself is added to that margin. This is what
-protects networks whose hidden values are much larger than their logits and cancel."""
+"""How many times the observed rounding error of f(x) itself is added to that."""
 
-RECHECK_MARGIN = 0.1
-"""Share of the margin that a float64 bound must exceed. float64 is exact by comparison; the rest
-covers the float32 evaluation of the plain network, on which counterexamples are judged."""
+SOLVER_MARGIN = 1e-6
+"""A bound by branch and bound or a solver must exceed this times 1 + max |f(x)| as well: β and an LP's dual values
+are not bounded by the weights, and HiGHS works to tolerances of 1e-9."""
 
 FORWARD_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a bound must exceed to be a proof, per other class (b, K−1): one computed in the network's dtype, one in
+    float64, and one by a stage that proves in float64 on the folded network. ``forward``: what the network's own
+    margins may be off by; ``slack``: what a bound in the dtype may be. All are infinite where the network has an
+    operation without a rounding bound, and ``reason`` says which.
+    """
+
+    forward: Tensor
+    single: Tensor
+    double: Tensor
+    solver: Tensor
+    slack: Tensor
+    reason: str
+
+    def put(self, index: Tensor, other: Requirements) -> None:
+        """Replace those of some samples."""
+        for name in ("forward", "single", "double", "solver", "slack"):
+            getattr(self, name)[index] = getattr(other, name)
 
 
 class Network:
@@ -50,13 +69,14 @@ class Network:
         weights = [*self.plain.parameters(), *(b for b in self.plain.buffers() if b.is_floating_point())]
         first = weights[0] if weights else example
         self.device, self.dtype = first.device, first.dtype
-        if self.dtype not in NUMERICAL_MARGIN or any(w.dtype != self.dtype for w in weights):
+        if self.dtype not in PLAUSIBLE or any(w.dtype != self.dtype for w in weights):
             found = ", ".join(sorted({str(w.dtype) for w in weights}))
             raise ConfigError(f"expected a network in float32 or float64 throughout, got {found}")
         self.finite = all(bool(torch.isfinite(w).all()) for w in weights)
         self._seed = seed
         self._example = self.tensor(example[:1])
         self._folded = fold_batchnorm(self.plain).requires_grad_(False)
+        self._is_folded = len(list(self._folded.modules())) < len(list(self.plain.modules()))
         self._exact = fold_batchnorm(copy.deepcopy(self.plain).double()).requires_grad_(False)
         self.classes = self.logits(self._example).shape[1]
 
@@ -107,14 +127,45 @@ class Network:
     def margins(self, logits: Tensor, labels: Tensor) -> Tensor:
         """f_y − f_j for every j ≠ y, ascending: (batch, classes − 1)."""
         others = other_classes(labels, self.classes)
-        return (logits.gather(1, labels.unsqueeze(1)) - logits.gather(1, others)).double()
+        logits = logits.double()
+        return logits.gather(1, labels.unsqueeze(1)) - logits.gather(1, others)
 
-    def tolerance(self, x: Tensor, logits: Tensor) -> Tensor:
-        """What a bound must exceed to count as proof, for each sample; NaN where the logits are."""
+    def plausible(self, x: Tensor, logits: Tensor) -> Tensor:
+        """Usual rounding at each sample (b,), as far as its own logits show it; NaN where the logits are."""
         reference = _forward(self._exact, x.double())
         errors = [(logits - reference).abs().amax(1), (_forward(self._folded, x) - reference).abs().amax(1)]
         observed = torch.maximum(*errors)
-        return NUMERICAL_MARGIN[self.dtype] * (1 + reference.abs().amax(1)) + OBSERVED_ERROR * observed
+        return PLAUSIBLE[self.dtype] * (1 + reference.abs().amax(1)) + OBSERVED_ERROR * observed
+
+    def requirements(self, box: Box, labels: Tensor, logits: Tensor) -> Requirements:
+        """What bounds over boxes must exceed to prove something of the network as it runs."""
+        return self._required(rounding(self.plain, box, labels, classes=self.classes), logits)
+
+    def image_requirements(self, labels: Tensor, logits: Tensor) -> Requirements:
+        """The same for boxes of pixels, whatever they are: larger, but computed once for all."""
+        found = self._image_rounding
+        return self._required(Rounding(found.forward[labels], found.bound[labels], found.reason), logits)
+
+    @cached_property
+    def _image_rounding(self) -> Rounding:
+        """Over the whole pixel range, for each label."""
+        box = Box(torch.zeros_like(self._example), torch.ones_like(self._example))
+        labels = torch.arange(self.classes, device=self.device)
+        return rounding(self.plain, box, labels, classes=self.classes)
+
+    def _required(self, found: Rounding, logits: Tensor) -> Requirements:
+        double = SINGLE_TO_DOUBLE * found.bound if self.dtype == torch.float32 else found.bound
+        # Weights folded and rounded to the dtype differ from the network's by less than its own rounding does.
+        solver = found.forward * (2 if self._is_folded else 1) + double
+        least = SOLVER_MARGIN * (1 + logits.double().abs().amax(1, keepdim=True))
+        return Requirements(
+            forward=found.forward,
+            single=found.forward + found.bound,
+            double=found.forward + double,
+            solver=torch.maximum(solver, least),
+            slack=found.bound,
+            reason=found.reason,
+        )
 
     def margins_at(self, point: Tensor, label: int) -> Tensor:
         """The plain network's margins at one point, evaluated by itself as anyone would replay it."""

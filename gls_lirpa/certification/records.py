@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from gls_lirpa.errors import CheckpointError, ConfigError
 from gls_lirpa.files import replace_file, take_lock
 
 VERDICTS = ("verified", "falsified", "misclassified", "unknown")
+REASONS = ("time", "nodes", "memory", "numerical", "error", "bound")
+"""Why a sample is unknown: a limit; a bound that rounding may account for; a stage that failed; no stage reached."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Record:
     to try. ``bound``: proven lower bound of the worst margin, None where there is none. ``spent``:
     seconds in each stage, a batch's time shared equally. ``exhausted``: a limit of time or nodes
     ended the search. ``counterexample``: its file, where one was written; ``adversarial``: itself.
+    ``reason``: why it is unknown, one of ``REASONS``, ``detail`` in more words; ``covers``: the arithmetic for
+    which it is verified; ``errors``: what stages that failed on it said. Older records have none of these.
 
     >>> Record(7, 3, 3, "verified", "ibp", 0.5, {"ibp": 0.01}).seconds
     0.01
@@ -43,6 +48,10 @@ class Record:
     exhausted: bool = False
     counterexample: str | None = None
     adversarial: Tensor | None = field(default=None, compare=False, repr=False)
+    reason: str = ""
+    detail: str = ""
+    covers: str = ""
+    errors: dict[str, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -67,6 +76,10 @@ class Record:
                 "spent": self.spent,
                 "exhausted": self.exhausted,
                 "counterexample": self.counterexample,
+                "reason": self.reason,
+                "detail": self.detail,
+                "covers": self.covers,
+                "errors": self.errors,
             },
             allow_nan=False,
         )
@@ -78,6 +91,8 @@ class Record:
         record = cls(**content)
         if record.verdict not in VERDICTS or not isinstance(record.index, int):
             raise ValueError(f"no verdict {record.verdict!r} of sample {record.index!r}")
+        if record.reason not in ("", *REASONS):
+            raise ValueError(f"no reason {record.reason!r} for sample {record.index!r}")
         return record
 
 
@@ -170,12 +185,13 @@ class RecordFolder:
 
 @dataclass(frozen=True)
 class StageSummary:
-    """How many samples a stage decided, and the seconds it spent on all it saw."""
+    """How many samples a stage decided, the seconds it spent on all it saw, and how many it failed on."""
 
     verified: int = 0
     falsified: int = 0
     misclassified: int = 0
     seconds: float = 0.0
+    errors: int = 0
 
     @property
     def decided(self) -> int:
@@ -186,7 +202,8 @@ class StageSummary:
 class Summary:
     """Accuracies as shares of all samples: natural ≥ adversarial ≥ certified.
 
-    Adversarial: classified correctly and not falsified. Certified: verified.
+    Adversarial: classified correctly and not falsified. Certified: verified. ``reasons``: how many are
+    unknown for which reason. ``covers``: what the verified are verified for.
 
     >>> Summary.of([Record(0, 1, 1, "verified", "ibp", 0.5, {"ibp": 0.25}),
     ...             Record(1, 1, 1, "unknown", "ibp", -0.5, {"ibp": 0.25})]).certified
@@ -200,6 +217,8 @@ class Summary:
     unknown: int
     seconds: float
     stages: dict[str, StageSummary]
+    reasons: dict[str, int] = field(default_factory=dict)
+    covers: str = ""
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Summary:
@@ -211,6 +230,9 @@ class Summary:
             for stage, seconds in record.spent.items():
                 entry = stages.setdefault(stage, {})
                 entry["seconds"] = entry.get("seconds", 0.0) + seconds
+            for stage in record.errors:
+                entry = stages.setdefault(stage, {})
+                entry["errors"] = entry.get("errors", 0) + 1
             if record.verdict != "unknown":
                 entry = stages.setdefault(record.stage, {})
                 entry[record.verdict] = entry.get(record.verdict, 0) + 1
@@ -222,6 +244,8 @@ class Summary:
             unknown=sum(r.verdict == "unknown" for r in rows),
             seconds=math.fsum(r.seconds for r in rows),
             stages={name: StageSummary(**entry) for name, entry in stages.items()},  # type: ignore[arg-type]
+            reasons=dict(Counter(r.reason for r in rows if r.verdict == "unknown" and r.reason)),
+            covers="; ".join(sorted({r.covers or "not recorded" for r in rows if r.verdict == "verified"})),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,7 +258,8 @@ class Summary:
         """``summary.json``, and ``summary.csv`` with one row, so that those of many runs can be joined."""
         content = self.to_dict()
         replace_file(path / "summary.json", (json.dumps(content, indent=2) + "\n").encode())
-        row = {key: value for key, value in content.items() if key != "stages"}
+        row = {key: value for key, value in content.items() if key not in ("stages", "reasons")}
+        row |= {f"unknown: {reason}": self.reasons.get(reason, 0) for reason in REASONS}
         for name, stage in self.stages.items():
             row |= {f"{name} decided": stage.decided, f"{name} seconds": stage.seconds}
         text = io.StringIO()

@@ -12,8 +12,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from gls_lirpa.certification.records import Record, Summary
+from gls_lirpa.certification.records import REASONS, Record, Summary
 from gls_lirpa.files import replace_file
+
+REASON_TEXTS = {
+    "time": "out of time",
+    "nodes": "out of nodes",
+    "memory": "out of memory",
+    "numerical": "within rounding",
+    "error": "a stage failed",
+    "bound": "no bound suffices",
+}
+"""Why samples are unknown, as the table says it."""
 
 
 class ProgressReporter:
@@ -57,22 +67,32 @@ def result_table(summary: Summary, *, title: str) -> Table:
     """Accuracies, then what each stage decided and how long it took."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for name in ("verified", "falsified", "misclassified", "seconds"):
+    failed = any(stage.errors for stage in summary.stages.values())
+    for name in ("verified", "falsified", "misclassified", "seconds", *(["errors"] if failed else [])):
         table.add_column(name, justify="right")
     for name, stage in summary.stages.items():
         counts = (stage.verified, stage.falsified, stage.misclassified)
-        table.add_row(name, *(str(count) if count else "" for count in counts), f"{stage.seconds:.2f}")
+        cells = [str(count) if count else "" for count in counts] + [f"{stage.seconds:.2f}"]
+        table.add_row(name, *cells, *([str(stage.errors) if stage.errors else ""] if failed else []))
     table.add_section()
     table.add_row("natural accuracy", f"{100 * summary.natural:.2f} %")
     table.add_row("adversarial accuracy", f"{100 * summary.adversarial:.2f} %")
     table.add_row("certified accuracy", f"[bold]{100 * summary.certified:.2f} %[/bold]")
     table.add_row("unknown", f"{summary.unknown} of {summary.samples}")
+    for reason in REASONS:
+        if summary.reasons.get(reason):
+            table.add_row(f"  {REASON_TEXTS[reason]}", str(summary.reasons[reason]))
+    if summary.covers:
+        table.caption, table.caption_justify = f"verified for {summary.covers}", "left"
     return table
 
 
 def write_table(records: Iterable[Record], file: Path) -> None:
     """One row per sample."""
-    columns = ("index", "label", "prediction", "verdict", "stage", "bound", "seconds", "exhausted", "counterexample")
+    columns = (
+        *("index", "label", "prediction", "verdict", "stage", "bound", "seconds", "exhausted", "counterexample"),
+        *("reason", "detail", "covers"),
+    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

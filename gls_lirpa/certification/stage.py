@@ -34,7 +34,8 @@ class Subject:
 @dataclass(frozen=True)
 class OpenSamples:
     """Samples left undecided. ``lower``: best proven margin per other class, ascending (b, K−1);
-    ``proven``: where that margin already suffices, so that no stage need bound it again."""
+    ``proven``: where that margin already suffices, so that no stage need bound it again;
+    ``needed``: what a bound must exceed to be a proof, None where any positive one is."""
 
     indices: Tensor
     x: Tensor
@@ -42,6 +43,7 @@ class OpenSamples:
     box: Box
     lower: Tensor
     proven: Tensor
+    needed: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,7 +63,10 @@ class Findings:
 
 
 class Stage(Protocol):
-    """One way to decide samples. ``batch``: how many it likes to see at once."""
+    """One way to decide samples. ``batch``: how many it likes to see at once.
+
+    A stage with an attribute ``exact`` that is true proves in float64 whatever dtype it is given.
+    """
 
     name: str
     batch: int
@@ -69,6 +74,19 @@ class Stage(Protocol):
     def __call__(self, subject: Subject, samples: OpenSamples, *, timeout: float) -> Findings:
         """Work on ``samples``; ``timeout`` is the limit in seconds per sample."""
         ...
+
+
+def admits(stage: Stage, box: Box) -> bool:
+    """Whether a stage is meant for some boxes: a ``max_inputs`` of it limits the inputs that vary in each.
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> box = Box(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 1.0]]))
+    >>> [admits(SimpleNamespace(max_inputs=number), box) for number in (1, 2)]
+    [False, True]
+    """
+    limit: int | None = getattr(stage, "max_inputs", None)
+    return limit is None or bool(((box.upper > box.lower).flatten(1).sum(1) <= limit).all())
 
 
 @dataclass(frozen=True)
