@@ -15,17 +15,27 @@ Arrays = dict[str, np.ndarray]
 
 
 def save(
-    file: Path, nodes: list[Any], constants: Arrays, shape: list[Any], out: list[Any], *, kind: int = TensorProto.FLOAT
+    file: Path,
+    nodes: list[Any],
+    constants: Arrays,
+    shape: list[Any],
+    out: list[Any],
+    *,
+    kind: int = TensorProto.FLOAT,
+    opset: int = 13,
 ) -> Path:
+    """Below operator set 9 every constant is an input as well, as files of that time have it."""
+    tensors = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    also = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in tensors] if opset < 9 else []
     graph = helper.make_graph(
         nodes,
         "graph",
-        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("x", kind, shape), *also],
         [helper.make_tensor_value_info("y", kind, out)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+        tensors,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)])
-    model.ir_version = 8
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = 3 if opset < 9 else 10 if opset > 17 else 8
     onnx.save(model, file)
     return file
 

@@ -111,9 +111,15 @@ def test_answers_on_standard_output(tiny: Path, glscert: Glscert, tmp_path: Path
     unsat = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "unsat.vnnlib")
     assert (unsat.code, unsat.out) == (0, "unsat\n")
     file = tmp_path / "point.txt"
-    sat = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "sat.vnnlib", "--counterexample", file)
-    head, _, text = sat.out.partition("\n")
-    assert sat.code == 0 and head == "sat" and text == file.read_text()
+    sat = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "sat.vnnlib", "--witness", file)
+    assert sat.code == 0 and sat.out == "sat\n"
+    shown = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "sat.vnnlib", "--witness", "-")
+    head, _, text = shown.out.partition("\n")
+    assert head == "sat" and text == file.read_text()
+    both = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "sat.vnnlib", "--result", file)
+    assert both.out == "sat\n" and file.read_text() == "sat\n" + text
+    silent = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "sat.vnnlib")
+    assert silent.out == "sat\n" and "--witness" in silent.err
     point = Counterexample.parse(text)
     assert 0.9 <= point.x[0] <= 1 and point.y[0] == pytest.approx(point.x[0])
     tie = glscert("certify", tiny / "net.onnx", "--vnnlib", tiny / "tie.vnnlib")
@@ -142,6 +148,11 @@ def test_a_broken_row_does_not_stop_the_others(tiny: Path, glscert: Glscert, tmp
     answer = glscert("certify", "--csv", table)
     assert [line.split()[0] for line in answer.out.splitlines()] == ["error", "error", "sat", "error", "error"]
     assert sorted(row["row"] for row in results(file)) == ["1", "2", "3", "4", "5", "6"]
+    lines = [line.split(",") for line in (file.parent / "vnncomp.csv").read_text().splitlines()]
+    assert [line[0] for line in lines] == [tmp_path.name] * 6 and [line[3] for line in lines] == ["0"] * 6
+    assert [line[4] for line in lines] == [row["verdict"] for row in rows] and all(
+        float(line[5]) >= 0 for line in lines
+    )
     assert glscert("certify", "--csv", table, "--stages", "ibp").code == 2
 
 

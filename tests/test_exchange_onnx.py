@@ -87,8 +87,6 @@ def _bad(name: str, file: Path) -> None:
         save(file, matmul, weight, [1, 5], [1, 3])
     elif name == "open shape":
         save(file, matmul, weight, ["batch", "width"], ["batch", 3])
-    elif name == "batch of two":
-        save(file, matmul, weight, [2, 4], [2, 3])
     elif name == "integers":
         save(file, [node("Neg", ["x"], ["y"])], {}, [1, 4], [1, 4], kind=TensorProto.INT64)
 
@@ -104,7 +102,6 @@ BAD = {
     "product": "mul",
     "wrong shapes": "Incompatible dimensions",
     "open shape": "expected fixed sizes",
-    "batch of two": "expected a batch size of 1",
     "integers": "expected float or double",
 }
 

@@ -12,10 +12,11 @@ from torch import nn
 
 from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.errors import DataError, GLSError
+from gls_lirpa.exchange.cases import Conjunction
 from gls_lirpa.exchange.counterexample import Counterexample
 from gls_lirpa.exchange.export import property_text
 from gls_lirpa.exchange.property import enclosing_box, property_network
-from gls_lirpa.exchange.vnnlib import Conjunction, parse_vnnlib, read_vnnlib
+from gls_lirpa.exchange.vnnlib import parse_vnnlib, read_vnnlib
 
 
 def declared(inputs: int, outputs: int) -> str:
@@ -121,10 +122,17 @@ BAD = {
     "mixed": (declared(1, 1) + BOX + "(assert (<= Y_0 X_0))", "one input with constant bounds"),
     "no box": (declared(2, 1) + "(assert (<= (+ X_0 X_1) 1))", "one input with constant bounds"),
     "nonlinear": (declared(1, 2) + BOX + "(assert (<= (* Y_0 Y_1) 1))", "linear term"),
-    "strict": (declared(1, 1) + BOX + "(assert (< Y_0 1))", "strict"),
+    "three sides": (declared(1, 1) + BOX + "(assert (< Y_0 1 2))", "expected and, or"),
+    "infinite": (declared(1, 1) + BOX + "(assert (>= Y_0 inf - inf))", "expected and, or"),
+    "infinities": (declared(1, 1) + BOX + "(assert (>= Y_0 (- inf inf)))", "unknown symbol 'inf'"),
+    "overflow": (declared(1, 1) + BOX + "(assert (>= Y_0 (- (* 1e308 10) (* 1e308 10))))", "larger than any"),
+    "overflowing sum": (declared(1, 1) + BOX + "(assert (>= Y_0 (+ 1.7e308 1.7e308)))", "larger than any"),
+    "overflowing factor": (declared(1, 1) + BOX + "(assert (>= (* 1e308 (* 1e308 Y_0)) 0))", "larger than any"),
+    "long index": (declared(1, 1) + f"(declare-const X_{'1' * 5000} Real)", "expected inputs X_i"),
+    "long number": (declared(1, 1) + BOX + f"(assert (<= Y_0 {'1' * 5000}))", "unknown symbol"),
     "not": (declared(1, 1) + BOX + "(assert (not (<= Y_0 1)))", "expected and, or"),
     "name": ("(declare-const Z Real)", "expected inputs X_i"),
-    "version 2": ("(vnnlib-version <2.0>)", "VNN-LIB 1.0"),
+    "version 3": ("(vnnlib-version <3.0>)", "syntax error"),
     "deep": (declared(1, 1) + "(assert " + "(and " * 500, "nested"),
     "huge": (declared(1, 1) + BOX + "(assert (or (<= Y_0 1) (<= Y_0 2)))" * 20, "more than 100000 cases"),
 }

@@ -17,7 +17,8 @@ def certify_command(
     *,
     vnnlib: Path | None,
     csv: Path | None,
-    counterexample: Path | None,
+    witness: Path | None,
+    result: Path | None,
     command: str,
     given: set[str],
     options: dict[str, Any],
@@ -35,10 +36,10 @@ def certify_command(
     if path is None:
         raise ConfigError("expected a run folder, an ONNX file or a weight file to certify")
     if vnnlib is not None:
-        _refuse(given - {"vnnlib", "counterexample", *LIMITS}, "--vnnlib")
-        property_job(path, vnnlib, limits_of(**limits), counterexample=counterexample)
+        _refuse(given - {"vnnlib", "witness", "result", *LIMITS}, "--vnnlib")
+        property_job(path, vnnlib, limits_of(**limits), witness=witness, result=result)
         return
-    _refuse(given & {"counterexample"}, "samples of a dataset: each one's file is in the result folder")
+    _refuse(given & {"witness", "result"}, "samples of a dataset: each one's file is in the result folder")
     certify_job(path, **options, command=command)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 
 def inline_constants(proto: Any) -> None:
-    """Turn Constant nodes and Identity copies of initialisers into initialisers, in place, and drop unused ones.
+    """Turn Constant nodes and Identity copies of initialisers into initialisers, in place.
 
-    torch's exporter stores equal tensors once and refers to them through Identity; not every reader
-    knows a bias that is the output of a node.
+    Initialisers that are unused then are dropped. torch's exporter stores equal tensors once and refers to them
+    through Identity; not every reader knows a bias that is the output of a node.
 
     >>> from onnx import TensorProto, helper
     >>> value = helper.make_tensor("v", TensorProto.FLOAT, [1], [2.0])
@@ -40,6 +40,8 @@ def inline_constants(proto: Any) -> None:
         copy.name = node.output[0]
         known[copy.name] = copy
         graph.initializer.append(copy)
+    if len(kept) == len(graph.node):
+        return
     used = {name for node in kept for name in node.input} | outputs
     initialisers = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.node[:], graph.initializer[:]

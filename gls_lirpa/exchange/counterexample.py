@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gls_lirpa.errors import DataError
+from gls_lirpa.exchange.cases import Array, Case, Property
 from gls_lirpa.exchange.onnx_model import OnnxNetwork
-from gls_lirpa.exchange.vnnlib import Array, Case, Property
 
 TOLERANCE = 1e-4
 """VNN-COMP's absolute tolerance for output constraints. Inputs have none here: they lie in the box."""
@@ -44,7 +44,7 @@ class Counterexample:
         [0.001]
         """
         found: dict[str, list[float]] = {"X": [], "Y": []}
-        for kind, number, value in re.findall(r"\(\s*([XY])_(\d+)\s+([^\s()]+)\s*\)", text):
+        for kind, number, value in re.findall(r"\(\s*([XY])_([0-9]{1,9})\s+([^\s()]+)\s*\)", text):
             try:
                 found[kind].append(float(value))
             except ValueError as error:
@@ -61,6 +61,6 @@ def replayed(network: OnnxNetwork, query: Property, case: Case, point: npt.NDArr
 
     The box that was searched may be wider than the case's own by one rounding; the point is moved into it.
     """
-    x = np.clip(np.asarray(point, dtype=np.float64).reshape(-1), case.lower, case.upper)
+    x = np.clip(np.asarray(point, dtype=np.float64).reshape(-1), *case.inner())
     y = network.replay(x[None])[0].astype(np.float64)
     return Counterexample(x, y) if query.holds_at(x, y, tolerance=TOLERANCE) else None

@@ -7,8 +7,8 @@ from typing import Any
 
 from gls_lirpa.errors import DataError
 
-Atom = tuple[str, tuple[tuple[int, float], ...], float]
-"""Kind (X or Y), coefficients by index, bound: coefficients · variables ≤ bound."""
+Atom = tuple[str, tuple[tuple[int, float], ...], float, bool]
+"""Kind (X or Y), coefficients by index, bound, strict: coefficients · variables ≤ bound, or < if strict."""
 
 Clause = Sequence[Atom]
 MAX_CLAUSES = 100_000
@@ -19,7 +19,7 @@ def disjuncts(formula: Any) -> tuple[Clause, list[Clause]]:
 
     ``formula`` is an atom, True, False or a list that starts with "and" or "or".
 
-    >>> a, b, c = (("Y", ((i, 1.0),), 0.0) for i in range(3))
+    >>> a, b, c = (("Y", ((i, 1.0),), 0.0, False) for i in range(3))
     >>> common, clauses = disjuncts(["and", a, ["or", b, ["and", c]]])
     >>> len(common), [len(clause) for clause in clauses]
     (1, [1, 1])

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gls_lirpa.errors import CheckpointError, ConfigError, DataError, GLSError
-from gls_lirpa.exchange.onnx_model import OnnxNetwork, read_onnx
+from gls_lirpa.exchange.deadline import TimeLimit, time_limit
+from gls_lirpa.exchange.onnx_model import import_libraries, read_onnx
 from gls_lirpa.exchange.query import Answer, Limits, decide
 from gls_lirpa.exchange.vnnlib import read_vnnlib
 from gls_lirpa.files import replace_file
@@ -79,7 +80,7 @@ class Result:
 
 
 class ResultFolder:
-    """``results.csv``, ``settings.json`` and ``counterexamples/``.
+    """``results.csv``, ``settings.json`` and ``counterexamples/``; ``vnncomp.csv`` for the competition's tools.
 
     Opening it again resumes: rows with an answer are kept, errors are tried again, a line cut short
     by a kill is dropped.
@@ -106,6 +107,17 @@ class ResultFolder:
 
     def fail(self, instance: Instance, seconds: float, reason: str) -> Result:
         return self._append(Result(instance, "error", seconds, reason))
+
+    def write_vnncomp(self, category: str) -> Path:
+        """The competition's own table: category, onnx, vnnlib, seconds of preparation, result, seconds."""
+        file = self.path / "vnncomp.csv"
+        results = sorted(self.done.values(), key=lambda result: result.instance.row)
+        rows = [
+            [category, own.instance.onnx, own.instance.vnnlib, "0", own.verdict, f"{own.seconds:.3f}"]
+            for own in results
+        ]
+        replace_file(file, _lines(rows))
+        return file
 
     def _append(self, result: Result) -> Result:
         with self._table.open("ab") as file:
@@ -142,21 +154,34 @@ def _lines(rows: list[list[str]]) -> bytes:
     return text.getvalue().encode()
 
 
+def timed_answer(onnx: Path, vnnlib: Path, limits: Limits) -> Answer:
+    """The answer to one property within its time, reading included."""
+    import_libraries()  # not the property's time, and an import must not be cut off
+    started = time.monotonic()
+    try:
+        with time_limit(limits.timeout) as started:
+            query = read_vnnlib(vnnlib)
+            return decide(read_onnx(onnx), query, limits, started=started)
+    except TimeLimit:
+        return Answer("timeout", time.monotonic() - started)
+
+
 def decide_instances(table: Path, instances: list[Instance], folder: ResultFolder, limits: Limits) -> Iterator[Result]:
     """Decide the rows that ``folder`` lacks, one after the other; a row that fails does not stop the others."""
-    network: OnnxNetwork | None = None
     for instance in instances:
         if instance.row in folder.done:
             continue
         started = time.monotonic()
         try:
-            path = table.parent / instance.onnx
-            if network is None or network.path != path:
-                network = read_onnx(path)
-            query = read_vnnlib(table.parent / instance.vnnlib)
-            answer = decide(network, query, instance.limits(limits))
+            answer = timed_answer(_file(table, instance.onnx), _file(table, instance.vnnlib), instance.limits(limits))
         except (GLSError, RuntimeError, MemoryError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             yield folder.fail(instance, time.monotonic() - started, line)
         else:
             yield folder.add(instance, answer)
+
+
+def _file(table: Path, name: str) -> Path:
+    """A file named in the table; benchmarks are often published packed."""
+    path, packed = table.parent / name, table.parent / f"{name}.gz"
+    return packed if packed.exists() and not path.exists() else path

@@ -10,11 +10,9 @@ from rich.console import Console
 from gls_lirpa.certification.job import stage_names
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.exchange.export import write_instances, write_onnx
-from gls_lirpa.exchange.instances import ResultFolder, decide_instances, read_instances
-from gls_lirpa.exchange.onnx_model import read_onnx
-from gls_lirpa.exchange.query import Answer, Limits, decide
+from gls_lirpa.exchange.instances import ResultFolder, decide_instances, read_instances, timed_answer
+from gls_lirpa.exchange.query import Answer, Limits
 from gls_lirpa.exchange.targets import is_onnx, load_target
-from gls_lirpa.exchange.vnnlib import read_vnnlib
 from gls_lirpa.files import replace_file
 from gls_lirpa.training.loop import Interrupted
 
@@ -26,20 +24,32 @@ def limits_of(*, stages: str | None, timeout: float, seed: int, max_nodes: int |
     return Limits(settings.stages, timeout, seed, max_nodes)
 
 
-def property_job(path: Path, vnnlib: Path, limits: Limits, *, counterexample: Path | None = None) -> Answer:
-    """Decide one property; the answer, and the counterexample if there is one, go to standard output."""
+def property_job(
+    path: Path, vnnlib: Path, limits: Limits, *, witness: Path | None = None, result: Path | None = None
+) -> Answer:
+    """Decide one property; the answer goes to standard output.
+
+    ``witness``: where a counterexample goes, "-" for standard output; ``result``: a file in the form of
+    VNN-COMP, the answer in its first line and a counterexample below.
+    """
     if not is_onnx(path):
         raise ConfigError(f"--vnnlib needs a network in an .onnx file, got {str(path)!r}")
-    network = read_onnx(path)
-    answer = decide(network, read_vnnlib(vnnlib), limits)
+    answer = timed_answer(path, vnnlib, limits)
     lines = [answer.verdict]
-    if answer.counterexample is not None:
-        lines.append(answer.counterexample.text())
-        if counterexample is not None:
-            _write(counterexample, lines[1] + "\n")
+    if answer.counterexample is not None and witness is not None:
+        text = answer.counterexample.text()
+        if str(witness) == "-":
+            lines.append(text)
+        else:
+            _write(witness, text + "\n")
+    if result is not None:
+        found = [] if answer.counterexample is None else [answer.counterexample.text()]
+        _write(result, "\n".join([answer.verdict, *found]) + "\n")
     Console(soft_wrap=True).print("\n".join(lines), highlight=False, markup=False)
     console = Console(stderr=True)
     detail = f" ({answer.reason})" if answer.reason else ""
+    if answer.counterexample is not None and witness is None and result is None:
+        detail = " (add --witness - to print the counterexample, or --witness FILE to keep it)"
     console.print(f"{answer.seconds:.2f} s{detail}", highlight=False, markup=False)
     return answer
 
@@ -68,6 +78,7 @@ def instances_job(table: Path, limits: Limits, *, out: Path | None = None, comma
     except KeyboardInterrupt:
         kept = f"interrupted: {len(folder.done)} of {len(instances)} rows are kept in {str(folder.path)!r}"
         raise Interrupted(f"{kept}; continue with `{command}`" if command else kept) from None
+    folder.write_vnncomp(table.resolve().parent.name)
     counts = Counter(result.verdict for result in folder.done.values())
     numbers = ", ".join(f"{verdict} {number}" for verdict, number in counts.most_common())
     console.print(f"{numbers}; results: {folder.path / 'results.csv'}", highlight=False)

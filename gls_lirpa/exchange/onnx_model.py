@@ -16,7 +16,7 @@ from torch import nn
 
 from gls_lirpa.engine.compat import repair_torchvision
 from gls_lirpa.errors import CheckpointError, UnsupportedLayerError
-from gls_lirpa.exchange.constants import inline_constants
+from gls_lirpa.exchange.modern import modern
 from gls_lirpa.exchange.translate import batched, translate
 
 Array = npt.NDArray[Any]
@@ -93,8 +93,15 @@ def read_onnx(path: str | Path) -> OnnxNetwork:
     return network
 
 
+def import_libraries() -> None:
+    """Import what reading a network needs, which takes seconds."""
+    repair_torchvision()
+    for name in ("onnx", "onnx.reference", "onnxruntime", "onnx2torch"):
+        _library(name)
+
+
 def declared_shape(dimensions: list[Any]) -> tuple[int, ...]:
-    """A declared input shape with the batch size 1 where it is left open.
+    """A declared input shape with the batch size 1 where it is left open; any other first size belongs to the sample.
 
     >>> declared_shape(["batch", 1, 28, 28])
     (1, 1, 28, 28)
@@ -102,8 +109,6 @@ def declared_shape(dimensions: list[Any]) -> tuple[int, ...]:
     shape = [1 if i == 0 and not isinstance(size, int) else size for i, size in enumerate(dimensions)]
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
         raise ValueError(f"takes inputs of shape {dimensions}, expected fixed sizes behind the batch")
-    if len(shape) > 1 and shape[0] != 1 and shape[1:] != [1] * (len(shape) - 1):
-        raise ValueError(f"takes inputs of shape {dimensions}, expected a batch size of 1 or an open one")
     return tuple(shape)
 
 
@@ -126,10 +131,9 @@ def _parsed(path: Path, content: bytes) -> Any:
         if path.suffix != ".gz":
             onnx.load_external_data_for_model(proto, str(path.parent))
         onnx.checker.check_model(proto)
-        inline_constants(proto)
+        return modern(proto)
     except (message.DecodeError, onnx.checker.ValidationError, ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"network {str(path)!r} is not a valid ONNX file: {_line(error)}") from error
-    return proto
 
 
 def _session(path: Path, content: bytes) -> Any:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.engine.boxes import Box
+from gls_lirpa.exchange.cases import Array, Case, Conjunction
 from gls_lirpa.exchange.layers import concatenated
-from gls_lirpa.exchange.vnnlib import Array, Case, Conjunction
 
 
 class Maxima(nn.Module):

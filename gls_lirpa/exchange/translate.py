@@ -7,12 +7,15 @@ operation becomes a layer over samples.
 
 from __future__ import annotations
 
+import copy
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from gls_lirpa.errors import UnsupportedLayerError
+from gls_lirpa.exchange.affine import affine_form, as_selection
 from gls_lirpa.exchange.layers import Sum
 from gls_lirpa.exchange.steps import Steps
 
@@ -23,6 +26,15 @@ _SHAPES = (
     *("Flatten", "OnnxFlatten", "OnnxReshape", "OnnxSqueezeStaticAxes", "OnnxSqueezeDynamicAxes"),
     *("OnnxUnsqueezeStaticAxes", "OnnxUnsqueezeDynamicAxes"),
 )
+_ARITHMETIC = ("OnnxBinaryMathOperation", "OnnxNeg", "OnnxSum")
+_PRODUCTS = ("Linear", "OnnxMatMul", "OnnxGemm")
+_SPLITS = ("OnnxSplit", "OnnxSplit13")
+_AFFINE = (
+    *("OnnxTranspose", "OnnxSlice", "OnnxSliceV9", "OnnxGather", "OnnxConcat", "OnnxExpand", "OnnxTile"),
+    *("OnnxPadStatic", "OnnxPadDynamic", "OnnxReduceSumStaticAxes", "OnnxReduceSumDynamicAxes", "OnnxReduceStaticAxes"),
+    *("OnnxMean", "Conv1d"),
+)
+"""Rebuilt from their matrices. What turns out not to be affine, like a maximum, is refused there."""
 _MEANS = ("OnnxGlobalAveragePool", "OnnxGlobalAveragePoolWithKnownInputShape")
 
 
@@ -70,6 +82,7 @@ class _Translation:
         self._constants = values.of
         self._has_batch: dict[fx.Node, bool] = {}
         self._value: dict[fx.Node, int] = {}
+        self._pieces: set[fx.Node] = set()
         self._steps = Steps(self._sample(example, batched(tuple(example.shape))), example.dtype)
 
     def network(self) -> nn.Module:
@@ -81,6 +94,8 @@ class _Translation:
                 if not isinstance(last, fx.Node) or last not in self._value:
                     raise UnsupportedLayerError("the network has several outputs or none that depends on its input")
                 return self._steps.network(self._value[last])
+            elif node.op == "call_function" and node.target is operator.getitem and node.args[0] in self._pieces:
+                self._place(node, *self._affine(node))
             elif node.op == "call_module" and any(parent in self._value for parent in node.all_input_nodes):
                 self._translate(node, self._module.get_submodule(str(node.target)))
             elif any(parent in self._value for parent in node.all_input_nodes):
@@ -95,14 +110,18 @@ class _Translation:
         inside = [parent for parent in inputs if parent in self._value]
         first = inside[0]
         value, with_batch = self._value[first], self._has_batch[first]
+        if kind in _SPLITS:  # its readers are the pieces, all of them of the same value
+            self._pieces.add(node)
+            self._steps.shared.add(value)
+            return
         out = self._constants[node]
         if kind in _SHAPES:
             with_batch = batched(tuple(out.shape))
             value = self._steps.reshape(value, self._sample(out, with_batch))
-        elif kind in ("OnnxBinaryMathOperation", "OnnxNeg", "OnnxSum"):
-            value = self._arithmetic(node, layer, kind)
-        elif isinstance(layer, nn.Linear) or kind in ("OnnxMatMul", "OnnxGemm"):
-            value = self._linear(node, layer, kind)
+        elif kind in _ARITHMETIC or kind in _PRODUCTS:
+            value, with_batch = self._simplest(node, layer, kind, with_batch)
+        elif kind in _AFFINE:
+            value, with_batch = self._affine(node)
         elif type(layer) in _ACTIVATIONS or (type(layer) in _KEPT and with_batch):
             value = self._steps.add(layer, (value,), self._sample(out, with_batch))
         elif kind in _MEANS and with_batch and out.dim() == 4:
@@ -118,6 +137,44 @@ class _Translation:
 
     def _sample(self, value: Tensor, with_batch: bool) -> tuple[int, ...]:
         return tuple(value.shape[1:] if with_batch else value.shape)
+
+    def _simplest(self, node: fx.Node, layer: Any, kind: str, with_batch: bool) -> tuple[int, bool]:
+        """The node as a plain layer, or from its matrix where shapes change on the way."""
+        try:
+            return (self._arithmetic if kind in _ARITHMETIC else self._linear)(node, layer, kind), with_batch
+        except UnsupportedLayerError as error:
+            try:
+                return self._affine(node)
+            except UnsupportedLayerError:
+                raise error from None
+
+    def _affine(self, node: fx.Node) -> tuple[int, bool]:
+        """W_1 x_1 + … + b over the values that the node reads, and whether its result has a batch dimension."""
+        source = node.args[0] if node.op == "call_function" else node
+        assert isinstance(source, fx.Node)
+        layer = copy.deepcopy(self._module.get_submodule(str(source.target))).double()
+        inside = [parent for parent in source.all_input_nodes if parent in self._value]
+
+        def operation(*values: Tensor) -> Tensor:
+            known: dict[Any, Any] = dict(zip(inside, values, strict=True))
+            arguments = [known.get(a, _exact(self._constants[a])) if isinstance(a, fx.Node) else a for a in source.args]
+            result: Any = layer(*arguments)
+            piece: Tensor = result if source is node else result[node.args[1]]
+            return piece
+
+        with torch.no_grad():
+            matrices, offset = affine_form(operation, [tuple(self._constants[parent].shape) for parent in inside])
+        total: int | None = None
+        for parent, matrix in zip(inside, matrices, strict=True):
+            value = self._steps.reshape(self._value[parent], (matrix.shape[1],))
+            last = parent is inside[-1]
+            shift = offset if last and bool(offset.any()) else None
+            if shift is not None or not as_selection(matrix):
+                value = self._steps.linear(value, matrix, shift)
+            total = value if total is None else self._steps.add(Sum(), (total, value), (len(offset),))
+        assert total is not None
+        with_batch = batched(tuple(self._constants[node].shape))
+        return self._steps.reshape(total, self._sample(self._constants[node], with_batch)), with_batch
 
     def _arithmetic(self, node: fx.Node, layer: Any, kind: str) -> int:
         operands = list(node.args)
@@ -178,6 +235,10 @@ class _Translation:
             self._steps.reshape(value, (size,)), weight, None if bias is None else bias.detach()
         )
         return self._steps.reshape(result, self._sample(self._constants[node], self._has_batch[inside]))
+
+
+def _exact(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _unsupported(node: fx.Node, what: str) -> UnsupportedLayerError:
