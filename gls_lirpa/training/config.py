@@ -83,7 +83,7 @@ class TrainConfig:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
-        for name, least in (("epochs", 0), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
+        for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
             if not math.isfinite(value) or value < least:
                 raise ConfigError(f"expected {name} >= {least}, got {value}")

@@ -110,11 +110,15 @@ class Trainer:
         missing = {"model", "optimizer", "estimator", "average", "position"} - set(state)
         if missing:
             raise CheckpointError(f"{source} is not a training checkpoint: it has no {sorted(missing)[0]!r}")
-        load_weights(self.model, state["model"], source)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.estimator.load_state_dict(state["estimator"])
-        self.average = {name: value.to(self.config.device) for name, value in state["average"].items()}
-        self.position = Position(**state["position"])
+        try:
+            load_weights(self.model, state["model"], source)
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.estimator.load_state_dict(state["estimator"])
+            self.average = {name: value.to(self.config.device) for name, value in state["average"].items()}
+            self.position = Position(**state["position"])
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{source} does not fit this run: {reason}") from error
 
     def step(self, x: Tensor, y: Tensor) -> dict[str, float]:
         """One optimizer step at the current position."""
@@ -161,7 +165,7 @@ class Trainer:
             reset_batchnorm(self.model, self._clean_batches())
         split = self.dataset.val if len(self.dataset.val) else self.dataset.train
         x, _ = split.batch(range(1), config.device)
-        natural, certified = held_out_accuracy(
+        held_out = held_out_accuracy(
             self.model,
             self.criterion.engine(x),
             split,
@@ -176,8 +180,9 @@ class Trainer:
             "eps": self._eps.at(last),
             "lr": self._lr.at(last),
             "loss": position.loss / max(position.samples, 1),
-            "natural": natural,
-            "certified": certified,
+            "natural": held_out.natural,
+            "certified": held_out.certified,
+            "unstable": held_out.unstable,
             "held_out": "val" if len(self.dataset.val) else "train",
             "spread": position.spread,
             "sigma": position.sigma,
@@ -267,9 +272,12 @@ def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = 
     if resume:
         if folder.checkpoint_file.exists():
             trainer.restore(load_file(folder.checkpoint_file), f"checkpoint {str(folder.checkpoint_file)!r}")
+        elif folder.metrics():
+            raise CheckpointError(f"run {str(out)!r} has finished epochs but no checkpoint.pt: restore it from a copy")
         folder.cut_metrics(trainer.position.epoch)
     else:
         folder.create(config)
+    if not folder.checkpoint_file.exists():
         folder.save(folder.checkpoint_file, trainer.state())
     try:
         _run(trainer, folder, reporter)

@@ -1,14 +1,15 @@
 """The run folder: configuration, versions, metrics, checkpoints, final weights.
 
 Every file is written to a temporary name and moved into place, so a reader or a resumed run never
-meets half a file; the metrics file is append-only and cut back to the checkpoint on resume.
+meets half a file; the metrics file is append-only and cut back to the checkpoint on resume. What a
+later command trusts is checked when it is read: files by ``checksums.json``, metrics row by row.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import pickle
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from gls_lirpa.engine.compat import versions
 from gls_lirpa.errors import CheckpointError, ConfigError
 from gls_lirpa.files import replace_file
 from gls_lirpa.models import build_model, load_user_model
+from gls_lirpa.training import checksums
+from gls_lirpa.training.checksums import digest, read_checked, write_checked
 from gls_lirpa.training.config import TrainConfig, checked_fields
 
 
@@ -49,15 +52,17 @@ class RunFolder:
 
     def create(self, config: TrainConfig) -> None:
         """Start a run here; an existing one is never overwritten."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and (
+            not self.path.is_dir() or any(file.name not in _BEGUN for file in self.path.iterdir())
+        ):
             raise ConfigError(
                 f"output folder {str(self.path)!r} is not empty: add --resume to continue the run in it, "
                 "or choose another --out"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("config.json", config.to_dict())
             self.write_json("versions.json", versions())
+            write_checked(self.config_file, _json(config.to_dict()))
         except OSError as error:
             raise ConfigError(f"output folder {str(self.path)!r} cannot be written: {error.strerror}") from error
 
@@ -66,43 +71,71 @@ class RunFolder:
         if not self.config_file.is_file():
             raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
         try:
-            return TrainConfig(**checked_fields(json.loads(self.config_file.read_text())))
-        except (ValueError, TypeError) as error:
+            return TrainConfig(**checked_fields(json.loads(read_checked(self.config_file))))
+        except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
 
     def write_json(self, name: str, content: Any) -> None:
-        replace_file(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
+        replace_file(self.path / name, _json(content))
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with self.metrics_file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with self.metrics_file.open("ab") as file:
+            file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All complete rows; a last line cut short by a kill is left out."""
+        """All complete rows, one per epoch; a last line cut short by a kill is left out."""
         if not self.metrics_file.exists():
             return []
+        checked = (self.path / checksums.NAME).exists()  # not in a run of an earlier version
+        *lines, _ = self.metrics_file.read_bytes().split(b"\n")
         rows = []
-        for line in self.metrics_file.read_text().splitlines():
+        for number, line in enumerate(lines, start=1):
             try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
+                row = json.loads(line)
+                own = row.pop("sha256", None)
+                intact = own == (_row_digest(row) if checked or own else None) and row["epoch"] == number
+            except (ValueError, TypeError, KeyError, AttributeError):
+                intact = False
+            if not intact:
+                raise CheckpointError(
+                    f"line {number} of {str(self.metrics_file)!r} is damaged: restore the file from a copy, "
+                    "or train again into another --out"
+                )
+            rows.append(row)
         return rows
 
     def cut_metrics(self, epochs: int) -> None:
         """Forget rows beyond the checkpoint's last finished epoch."""
-        rows = [row for row in self.metrics() if row["epoch"] <= epochs]
-        replace_file(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        rows = self.metrics()
+        if len(rows) < epochs:
+            raise CheckpointError(
+                f"{str(self.metrics_file)!r} is damaged: it has {len(rows)} of {epochs} finished epochs; restore the "
+                "file from a copy, or train again into another --out"
+            )
+        replace_file(self.metrics_file, b"".join(map(_line, rows[:epochs])))
 
     def save(self, file: Path, content: dict[str, Any]) -> None:
-        temporary = file.with_suffix(".tmp")
-        with temporary.open("wb") as stream:
-            torch.save(content, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        write_checked(file, buffer.getvalue())
+
+
+_BEGUN = ("versions.json", "versions.json.tmp", checksums.NAME, f"{checksums.NAME}.tmp", "config.json.tmp")
+"""All that a run may have left behind that was killed before its configuration was there."""
+
+
+def _json(content: Any) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
+def _row_digest(row: dict[str, Any]) -> str:
+    return digest(json.dumps(row).encode())[:16]
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return (json.dumps({**row, "sha256": _row_digest(row)}) + "\n").encode()
 
 
 def load_file(file: Path) -> dict[str, Any]:
@@ -110,8 +143,16 @@ def load_file(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"{str(file)!r} does not exist")
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
+        stored = io.BytesIO(read_checked(file))
+    except OSError as error:
+        raise CheckpointError(f"{str(file)!r} cannot be read: {error.strerror}") from error
+    try:
+        # torch does not look at the checksums that its own format has.
+        if zipfile.is_zipfile(stored) and zipfile.ZipFile(stored).testzip() is not None:
+            raise ValueError("a checksum does not fit")
+        stored.seek(0)
+        content = torch.load(stored, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file may raise anything
         reason = "it holds objects other than tensors and numbers" if "weights_only" in str(error) else "it is damaged"
         raise CheckpointError(f"{str(file)!r} cannot be loaded: {reason} or was written by another program") from error
     if not isinstance(content, dict):
@@ -166,7 +207,9 @@ def state_of(path: Path) -> dict[str, Tensor]:
     else:
         file = path
     content = load_file(file)
-    state: dict[str, Tensor] = content.get("model", content)
+    state: Any = content.get("model", content)
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise CheckpointError(f"{str(file)!r} does not hold named weights")
     return state
 
 
