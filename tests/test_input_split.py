@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.certification import input_split
 from gls_lirpa.certification.cascade import Cascade, certify
 from gls_lirpa.certification.input_boxes import Leaves, clipped, halves
@@ -15,7 +16,6 @@ from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.exchange.property import property_network
 from gls_lirpa.exchange.vnnlib import Conjunction
 

@@ -20,11 +20,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.certification import STAGES, StageOptions, certify
 from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.rounding import rounding
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
-from gls_lirpa.engine.boxes import Box, linf_box
 from gls_lirpa.errors import EngineError
 from gls_lirpa.models import build_model
 

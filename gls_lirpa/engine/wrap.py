@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.engine.batchnorm import batchnorms
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.engine.compat import default_dtype, load_lirpa
 from gls_lirpa.engine.graph import read_graph
 from gls_lirpa.engine.operators import SUPPORTED, check_operations
 from gls_lirpa.engine.rewrite import rewritten
 from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
-from gls_lirpa.models import Normalize
 
 LIRPA_FAILURES = (
     RuntimeError,

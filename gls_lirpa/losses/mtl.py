@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import linf_box
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.losses.checks import number, whole
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, robust
 
