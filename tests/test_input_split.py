@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box
-from gls_lirpa.certification import input_split
-from gls_lirpa.certification.cascade import Cascade, certify
+from gls_lirpa.certification import Cascade, certify, input_split
 from gls_lirpa.certification.input_boxes import Leaves, clipped, halves
 from gls_lirpa.certification.input_split import InputSettings, InputSplit
 from gls_lirpa.certification.milp import ExactOracle
