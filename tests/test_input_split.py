@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.certification import input_split
-from gls_lirpa.certification.cascade import Cascade, certify
+from gls_lirpa.certification import certify, input_split
+from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.input_boxes import Leaves, clipped, halves
 from gls_lirpa.certification.input_split import InputSettings, InputSplit
 from gls_lirpa.certification.milp import ExactOracle
