@@ -2,7 +2,7 @@
 
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Interrupted, Reporter, train
-from gls_lirpa.training.presets import PRESETS, get_preset, tuned_preset
+from gls_lirpa.training.presets import PRESETS, get_preset, preset_of
 from gls_lirpa.training.runs import Run, RunFolder, load_run
 from gls_lirpa.training.summary import write_summary
 
@@ -15,7 +15,7 @@ __all__ = [
     "TrainConfig",
     "get_preset",
     "load_run",
+    "preset_of",
     "train",
-    "tuned_preset",
     "write_summary",
 ]
