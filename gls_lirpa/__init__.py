@@ -8,7 +8,7 @@
 >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
 """
 
-from gls_lirpa.certification import certify
+from gls_lirpa.certification import Certification, Radii, Record, certified_radius, certify
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, Box, linf_box
 from gls_lirpa.errors import GLSError
@@ -27,11 +27,15 @@ __all__ = [
     "BoundEngine",
     "Bounds",
     "Box",
+    "Certification",
     "CertifiedLoss",
     "GLSError",
+    "Radii",
+    "Record",
     "Relaxation",
     "__version__",
     "build_model",
+    "certified_radius",
     "certify",
     "get_relaxation",
     "linf_box",
