@@ -8,6 +8,7 @@
 >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
 """
 
+from gls_lirpa.api import TrainedRun, load_run, train
 from gls_lirpa.certification import Certification, Radii, Record, certified_radius, certify
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import Bounds, Box, linf_box
@@ -33,11 +34,14 @@ __all__ = [
     "Radii",
     "Record",
     "Relaxation",
+    "TrainedRun",
     "__version__",
     "build_model",
     "certified_radius",
     "certify",
     "get_relaxation",
     "linf_box",
+    "load_run",
     "reset_batchnorm",
+    "train",
 ]

@@ -3,6 +3,7 @@
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Interrupted, Reporter, train
 from gls_lirpa.training.presets import PRESETS, get_preset, tuned_preset
+from gls_lirpa.training.reporters import Several, Silent
 from gls_lirpa.training.runs import Run, RunFolder, load_run
 from gls_lirpa.training.summary import write_summary
 
@@ -12,6 +13,8 @@ __all__ = [
     "Reporter",
     "Run",
     "RunFolder",
+    "Several",
+    "Silent",
     "TrainConfig",
     "get_preset",
     "load_run",

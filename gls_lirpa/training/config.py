@@ -22,6 +22,7 @@ from gls_lirpa.models import MODELS
 from gls_lirpa.registry import Registry, nearest
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.schedules import EpsSchedule, StepDecay
+from gls_lirpa.training.custom import CUSTOM
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class TrainConfig:
         }
         for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
-        if ".py:" not in self.net:
+        if ".py:" not in self.net and self.net != CUSTOM:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
