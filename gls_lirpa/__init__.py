@@ -9,9 +9,9 @@
 """
 
 from gls_lirpa.api import TrainedRun, load_run, train
+from gls_lirpa.base.boxes import Bounds, Box, linf_box
 from gls_lirpa.certification import Certification, Radii, Record, certified_radius, certify
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box, linf_box
 from gls_lirpa.errors import GLSError
 from gls_lirpa.estimators import GRAD, PGPE, RGS, SAM, reset_batchnorm
 from gls_lirpa.losses import CertifiedLoss

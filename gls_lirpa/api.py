@@ -14,12 +14,12 @@ from gls_lirpa.certification import Certification, certify
 from gls_lirpa.data import Dataset
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.models import build_model
-from gls_lirpa.own_data import Data, own_dataset
 from gls_lirpa.training import loop
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.custom import CUSTOM, DataRecord
 from gls_lirpa.training.job import make_config
+from gls_lirpa.training.own_data import Data, own_dataset
 from gls_lirpa.training.reporters import Several, Silent
 from gls_lirpa.training.runs import RunFolder, dataset_of, load_weights, make_network, state_of
 from gls_lirpa.training.summary import write_summary

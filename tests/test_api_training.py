@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gls_lirpa
 from gls_lirpa import GLSError
 from gls_lirpa.data import load_dataset
-from gls_lirpa.own_data import own_dataset, own_split
+from gls_lirpa.training.own_data import own_dataset, own_split
 
 from .conftest import Glscert
 

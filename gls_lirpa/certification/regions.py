@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import Box, check_eps
+from gls_lirpa.base.boxes import Box, check_eps
 from gls_lirpa.errors import ConfigError, DataError
 
 Domain = Sequence[float | Tensor] | None

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.extras import optional
 from gls_lirpa.certification.records import VERDICTS, Record, RecordFolder, Summary
 from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.extras import optional
 
 COLUMNS = (
     *("index", "label", "prediction", "verdict", "stage", "bound", "seconds", "exhausted", "reason", "detail"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.row_alpha import one_step, optimised
 from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, convolved, to_inner, to_outer
 from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, recomputed

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.sampling import Augmentation, stratified_split
 from gls_lirpa.data import Dataset, Split
 from gls_lirpa.errors import ConfigError, DataError
-from gls_lirpa.sampling import Augmentation, stratified_split
 from gls_lirpa.training.custom import CUSTOM
 
 Data = Any
