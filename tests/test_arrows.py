@@ -30,7 +30,8 @@ ARROWS: dict[str, str] = {
     "jobs": "base certification data errors exchange training",
     "doctor": "base data engine errors relaxations",
     "bench": "analysis base engine errors estimators jobs losses models relaxations training",
-    "gls_lirpa": "base certification engine errors estimators losses models relaxations version",
+    "api": "base certification data errors models training",
+    "gls_lirpa": "api base certification engine errors estimators losses models relaxations version",
     "cli": "bench doctor jobs training",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""

@@ -110,6 +110,22 @@ class BoundEngine:
             ]
         )
 
+    def layers(self, box: Box, relaxation: Relaxation) -> list[tuple[Tensor, Tensor]]:
+        """Lower and upper bounds of every ReLU's input in network order, and last of the logits, in one call.
+
+        >>> from gls_lirpa.base.boxes import linf_box
+        >>> from gls_lirpa.relaxations import RELAXATIONS
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(2, 4)
+        >>> layers = BoundEngine(model, x).layers(linf_box(x, 0.1), RELAXATIONS.get("crown"))
+        >>> [tuple(lower.shape) for lower, upper in layers]
+        [(2, 8), (2, 3)]
+        """
+        eye = torch.eye(self.classes, dtype=box.lower.dtype, device=box.lower.device)
+        rows = torch.cat([eye, -eye]).expand(len(box), -1, -1)
+        bounds = self.bounds(box, rows, relaxation)
+        lower, negative_upper = bounds.lower.split(self.classes, dim=1)
+        return [*bounds.intermediate.values(), (lower, -negative_upper)]
+
     def mean_loss(
         self,
         box: Box,

@@ -21,6 +21,7 @@ from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
 from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
 
@@ -80,7 +81,7 @@ class TrainConfig:
         }
         for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
-        if ".py:" not in self.net:
+        if ".py:" not in self.net and self.net != CUSTOM:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))

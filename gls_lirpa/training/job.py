@@ -16,6 +16,7 @@ from gls_lirpa.losses.literature import literature_options
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
+from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.loop import train
 from gls_lirpa.training.presets import RECIPES, chosen_preset, estimator_defaults, get_preset
 from gls_lirpa.training.runs import RunFolder
@@ -42,7 +43,8 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     given = {key: value for key, value in options.items() if value is not None and value != ()}
     fields = {**(read_config_file(config_file) if config_file else {}), **_fields(given)}
     estimator = ESTIMATORS.canonical(fields.get("estimator", DEFAULT_ESTIMATOR))
-    dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
+    dataset = fields.get("dataset", _dataset_of(fields.get("preset")))
+    dataset = dataset if dataset == CUSTOM else DATASETS.canonical(dataset)
     preset = chosen_preset(fields.get("preset"), dataset, fields.get("eps"))
     base = get_preset(preset, estimator, fields.get("net", "cnn3")) if preset else estimator_defaults(estimator)
     base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0))}
