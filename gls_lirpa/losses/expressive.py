@@ -79,8 +79,12 @@ def expressive(batch: LossInput, *, mix: Mix, alpha: float, radius: float, steps
     if alpha == 0.0:
         return F.cross_entropy(logits, batch.y)
     attacked = (margin_spec(batch.y, batch.engine.classes, logits.dtype) @ logits.unsqueeze(-1)).squeeze(-1)
+
+    def sample_loss(bounded: Tensor, attacked: Tensor) -> Tensor:
+        return mix(bounded, attacked, alpha)
+
     loss = batch.engine.mean_loss(
-        batch.box, batch.y, batch.relaxation, partial(mix, alpha=alpha), beside=(attacked,), statistics=batch.statistics
+        batch.box, batch.y, batch.relaxation, sample_loss, beside=(attacked,), statistics=batch.statistics
     )
     return with_gradient_or_refusal(batch, loss)
 

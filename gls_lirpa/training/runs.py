@@ -23,6 +23,7 @@ from gls_lirpa.engine.compat import versions
 from gls_lirpa.errors import CheckpointError, ConfigError
 from gls_lirpa.files import replace_file
 from gls_lirpa.models import build_model, load_user_model
+from gls_lirpa.provenance import commit
 from gls_lirpa.training import checksums
 from gls_lirpa.training.checksums import digest, read_checked, write_checked
 from gls_lirpa.training.config import TrainConfig, checked_fields
@@ -61,7 +62,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("versions.json", versions())
+            self.write_json("versions.json", {**versions(), "commit": commit()})
             write_checked(self.config_file, _json(config.to_dict()))
         except OSError as error:
             raise ConfigError(f"output folder {str(self.path)!r} cannot be written: {error.strerror}") from error
