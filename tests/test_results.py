@@ -39,11 +39,11 @@ def test_seeds_alone_give_students_interval() -> None:
 
 
 def test_images_count_too() -> None:
-    """Networks that are all alike differ in nothing but the images drawn: √(p(1−p)/m), widened for two seeds."""
+    """Networks that are all alike differ in nothing but the images drawn: z·√(p(1−p)/m)."""
     images = np.arange(400) < 100
     found = paired_interval({Unit("", seed): images for seed in range(2)}, resamples=40_000)
     assert found is not None and found.high is not None
-    half = math.sqrt(2) * float(student.ppf(0.975, 1)) * 100 * math.sqrt(0.25 * 0.75 / 400)
+    half = 1.96 * 100 * math.sqrt(0.25 * 0.75 / 400)
     assert found.high - found.mean == pytest.approx(half, rel=0.05)
 
 

@@ -6,10 +6,10 @@ certified on the same images. A resample draws starts, then seeds within each of
 replacement; images are drawn once for all networks, which keeps the pairing. Where there is one start the
 first draw changes nothing, and the interval says nothing about other starts.
 
-Percentiles of resamples are too narrow for a handful of seeds. Their distance from the mean is therefore
+Resampling a handful of seeds shows too little of their spread. What the draw of seeds moves is therefore
 multiplied by √(n/(n−1)) · t/z, with Student's t of n − 1 degrees of freedom and the normal z at 97.5 %, n the
-number of starts, or of seeds where there is one start: for a normal spread over seeds this is Student's
-interval, and it is wider than need be where images are what varies most.
+number of starts, or of seeds where there is one start: where seeds alone vary normally this is Student's
+interval, where images alone vary it is the ordinary bootstrap's.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ def paired_interval(
     count = len(starts) if len(starts) > 1 else len(units)
     if count == 1:
         return Interval(mean, None, None, len(units), len(starts), images)
-    means = 100 * _resampled(table, groups, resamples, np.random.default_rng(seed))
     factor = math.sqrt(count / (count - 1)) * float(student.ppf(0.975, count - 1) / norm.ppf(0.975))
-    low, high = (mean + factor * (float(edge) - mean) for edge in np.percentile(means, [2.5, 97.5]))
-    return Interval(mean, low, high, len(units), len(starts), images)
+    means = 100 * _resampled(table, groups, factor, resamples, np.random.default_rng(seed))
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(mean, float(low), float(high), len(units), len(starts), images)
 
 
 def _resampled(
-    table: Numbers, groups: list[Numbers], resamples: int, random: np.random.Generator
+    table: Numbers, groups: list[Numbers], factor: float, resamples: int, random: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """The mean of each resample.
+    """The mean of each resample, with the seeds' deviation from equal weights times ``factor``.
 
     Images with the same column are drawn together: their counts in a draw of all images are multinomial, so
     the work grows with the number of different columns, not of images.
@@ -103,5 +103,7 @@ def _resampled(
         # Each time that a start is drawn, its seeds are drawn anew.
         trials = drawn[:, place] * len(group)
         weights[:, group] = random.multinomial(trials, np.full(len(group), 1 / len(group)))
+    equal = 1 / len(table)
+    weights = equal + factor * (weights / weights.sum(1, keepdims=True) - equal)
     totals = np.einsum("ru,uc,rc->r", weights, columns.astype(float), images.astype(float), optimize=True)
-    return np.asarray(totals / (weights.sum(1) * table.shape[1]))
+    return np.asarray(totals / table.shape[1])
