@@ -33,7 +33,7 @@ def bench(suite: str | None, show: bool, **options: Any) -> None:
     """
     from gls_lirpa.bench.job import bench_job, list_suites
     from gls_lirpa.bench.suite import Budget
-    from gls_lirpa.certification.job import shell_command
+    from gls_lirpa.jobs.certify import shell_command
 
     if show:
         list_suites()

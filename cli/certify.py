@@ -58,8 +58,8 @@ def certify(
     Every sample is decided by the cheapest stage that can: verified, falsified (with a counterexample
     on file), misclassified, or unknown after all of them.
     """
-    from gls_lirpa.certification.job import shell_command
-    from gls_lirpa.exchange.command import certify_command
+    from gls_lirpa.jobs.certify import shell_command
+    from gls_lirpa.jobs.command import certify_command
 
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     certify_command(

@@ -8,9 +8,9 @@
 >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
 """
 
+from gls_lirpa.base.boxes import Bounds, Box, linf_box
 from gls_lirpa.certification import certify
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box, linf_box
 from gls_lirpa.errors import GLSError
 from gls_lirpa.estimators import GRAD, PGPE, RGS, SAM, reset_batchnorm
 from gls_lirpa.losses import CertifiedLoss

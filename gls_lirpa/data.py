@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.registry import Registry
+from gls_lirpa.base.sampling import Augmentation, permutation, stratified_split
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.readers import Arrays, Parts, Reader
 from gls_lirpa.readers.arrays import read_cifar10, read_digits, read_mnist
 from gls_lirpa.readers.images import read_folder, read_tinyimagenet
-from gls_lirpa.registry import Registry
-from gls_lirpa.sampling import Augmentation, permutation, stratified_split
 
 __all__ = ["DATASETS", "Augmentation", "Dataset", "Parts", "Source", "Split", "batches", "load_dataset"]
 

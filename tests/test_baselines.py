@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from gls_lirpa import CertifiedLoss, linf_box
 from gls_lirpa.attacks import pgd_points
+from gls_lirpa.base.boxes import Box, margin_spec
 from gls_lirpa.engine.batchnorm import captured_statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.errors import ConfigError, GLSError
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.losses.literature import LITERATURE, literature_options

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gls_lirpa.base.files import take_lock
 from gls_lirpa.bench.execute import SilentReporter, check_folder, perform
 from gls_lirpa.bench.letters import packed
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
@@ -19,7 +20,6 @@ from gls_lirpa.bench.suite import Budget, Cell, PlannedRun, Suite, planned_runs,
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.bench.tables import cell_table, cells_of, matrix_table, verdict_table
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.files import take_lock
 from gls_lirpa.training.config import TrainConfig
 
 from .conftest import Glscert

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification import branch, branch_families, branch_tree
 from gls_lirpa.certification.branch import AIM, BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
@@ -16,7 +17,6 @@ from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import Findings
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
 from gls_lirpa.engine.split_envelopes import Envelopes, Slopes

@@ -20,9 +20,9 @@ from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.workers import WorkerPool
 from gls_lirpa.exchange.counterexample import Counterexample
 from gls_lirpa.exchange.export import write_onnx
-from gls_lirpa.exchange.job import export_job
 from gls_lirpa.exchange.onnx_model import read_onnx
 from gls_lirpa.exchange.vnnlib import read_vnnlib
+from gls_lirpa.jobs.exchange import export_job
 from gls_lirpa.training import TrainConfig, load_run, train
 from tests.conftest import Glscert
 from tests.test_training import Quiet

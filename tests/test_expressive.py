@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gls_lirpa import CertifiedLoss
 from gls_lirpa.attacks import pgd_points
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.losses.expressive import log_cross_entropy, mix_logarithms
 from gls_lirpa.relaxations import RELAXATIONS

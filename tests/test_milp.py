@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification import exact_lp, milp
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import OpenSamples
 from gls_lirpa.engine import split
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.errors import ConfigError, EngineError

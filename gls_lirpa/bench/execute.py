@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.bench.letters import packed, read_letters
 from gls_lirpa.bench.outcomes import FILE, Outcome, read_outcome, without_result
 from gls_lirpa.bench.suite import PlannedRun
-from gls_lirpa.certification.job import certify_job
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.jobs.certify import certify_job
 from gls_lirpa.training.config import TrainConfig
-from gls_lirpa.training.loop import Interrupted, Reporter, train
+from gls_lirpa.training.loop import Reporter, train
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Screen
 
+from gls_lirpa.base.files import take_lock
+from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.bench.context import Context
 from gls_lirpa.bench.execute import check_folder
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
@@ -19,8 +21,6 @@ from gls_lirpa.bench.schedule import perform_all
 from gls_lirpa.bench.suite import Budget, PlannedRun, Suite, planned_runs, selected
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.files import take_lock
-from gls_lirpa.training.loop import Interrupted
 from gls_lirpa.training.runs import RunFolder, state_of
 
 STUDIES = ("tightness", "landscape")

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.bench.suite import PlannedRun
-from gls_lirpa.files import replace_file
 
 FILE = "outcome.json"
 

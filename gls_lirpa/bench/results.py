@@ -15,11 +15,11 @@ from typing import Any
 
 from rich.console import Console
 
+from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.provenance import commit
 from gls_lirpa.bench.bootstrap import Unit
 from gls_lirpa.bench.letters import adversarial, certified, natural, packed, read_letters, unpacked
 from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.files import replace_file
-from gls_lirpa.provenance import commit
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.runs import RunFolder
 

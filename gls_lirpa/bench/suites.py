@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.bench.paper import PaperRow, paper_rows, slug
 from gls_lirpa.bench.suite import Cell, Suite
-from gls_lirpa.registry import Registry
 
 Fields = dict[str, Any]
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.autograd import scalar_with_gradient
+from gls_lirpa.base.autograd import scalar_with_gradient
+from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.engine import alpha, hbox, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
-from gls_lirpa.engine.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.engine.graph import Node, evaluate
 from gls_lirpa.engine.intersection import intersected
 from gls_lirpa.engine.memory import budget, retained_bytes
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.proof import proof_points
+from gls_lirpa.engine.relaxation import Relaxation
 from gls_lirpa.engine.row_network import RowNetwork, Tensors
 from gls_lirpa.engine.wrap import (
     LIRPA_FAILURES,
@@ -29,10 +30,6 @@ from gls_lirpa.engine.wrap import (
     split_normalization,
 )
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from gls_lirpa.relaxations import Relaxation
-
 
 ROUTES = ("auto", "lirpa")
 
@@ -48,7 +45,7 @@ class BoundEngine:
     ``route="auto"`` bounds networks of affine layers and ReLUs by rows of unstable neurons alone, in our
     own code, and leaves others to auto_LiRPA; ``"lirpa"`` leaves everything to it, for the same bounds.
 
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> from gls_lirpa.relaxations import RELAXATIONS
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 2])

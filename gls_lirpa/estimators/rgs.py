@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.checks import number, whole
 from gls_lirpa.errors import GLSError
-from gls_lirpa.estimators.options import number, whole
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import nearest
 
 Params = Iterable[str | nn.Parameter] | None
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.errors import CheckpointError, ConfigError, DataError, GLSError
 from gls_lirpa.exchange.deadline import TimeLimit, time_limit
 from gls_lirpa.exchange.onnx_model import import_libraries, read_onnx
 from gls_lirpa.exchange.query import Answer, Limits, decide
 from gls_lirpa.exchange.vnnlib import read_vnnlib
-from gls_lirpa.files import replace_file
 
 COLUMNS = ("row", "onnx", "vnnlib", "timeout", "verdict", "seconds", "reason", "counterexample")
 

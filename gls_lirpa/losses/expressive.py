@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import linf_box, margin_spec
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy, robust
 
@@ -79,12 +79,13 @@ def expressive(batch: LossInput, *, mix: Mix, alpha: float, radius: float, steps
     if alpha == 0.0:
         return F.cross_entropy(logits, batch.y)
     attacked = (margin_spec(batch.y, batch.engine.classes, logits.dtype) @ logits.unsqueeze(-1)).squeeze(-1)
-
-    def sample_loss(bounded: Tensor, attacked: Tensor) -> Tensor:
-        return mix(bounded, attacked, alpha)
-
     loss = batch.engine.mean_loss(
-        batch.box, batch.y, batch.relaxation, sample_loss, beside=(attacked,), statistics=batch.statistics
+        batch.box,
+        batch.y,
+        batch.relaxation,
+        lambda bounded, beside: mix(bounded, beside, alpha),
+        beside=(attacked,),
+        statistics=batch.statistics,
     )
     return with_gradient_or_refusal(batch, loss)
 

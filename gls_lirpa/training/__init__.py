@@ -1,7 +1,8 @@
 """Training runs: configuration, presets, the loop, and the run folder."""
 
+from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.training.config import TrainConfig
-from gls_lirpa.training.loop import Interrupted, Reporter, train
+from gls_lirpa.training.loop import Reporter, train
 from gls_lirpa.training.presets import PRESETS, get_preset, preset_of
 from gls_lirpa.training.runs import Run, RunFolder, load_run
 from gls_lirpa.training.summary import write_summary

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from gls_lirpa.engine.boxes import check_eps
+from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
-from gls_lirpa.initialization import INITIALIZERS
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
-from gls_lirpa.registry import Registry, nearest
+from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS
-from gls_lirpa.schedules import EpsSchedule, StepDecay
+from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from gls_lirpa.base.interruption import Interrupted, stop_requests
+from gls_lirpa.base.seeds import derived_seed
 from gls_lirpa.data import Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
-from gls_lirpa.errors import CheckpointError, ConfigError, GLSError, NumericalError
+from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
 from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
@@ -29,10 +28,6 @@ from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weigh
 
 CHECKPOINT_SECONDS = 300.0
 """Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
-
-
-class Interrupted(GLSError):
-    """The user stopped the run; it can be resumed."""
 
 
 class Reporter(Protocol):
@@ -130,7 +125,7 @@ class Trainer:
         if self._sigma is not None:
             self.estimator.set_sigma(self._sigma.at(time_))
         # The attack's randomness is a function of seed and position, so a resumed run repeats it.
-        generator = torch.Generator().manual_seed(hash((config.seed, position.epoch, position.batch)) % 2**63)
+        generator = torch.Generator().manual_seed(derived_seed(config.seed, position.epoch, position.batch))
         self.model.train()
         self.optimizer.zero_grad()
         loss = self.estimator(x, y, eps=eps, generator=generator)
@@ -239,28 +234,6 @@ def _monitor(config: TrainConfig) -> Relaxation:
     """The relaxation for held-out accuracy: the one trained with, where it is a plain one."""
     chosen = RELAXATIONS.get(config.relaxation)
     return chosen if LOSSES.get(config.loss).bounds and chosen.differentiable else RELAXATIONS.get("crown-ibp")
-
-
-@contextmanager
-def stop_requests(notify: Callable[[], None]) -> Iterator[threading.Event]:
-    """Ctrl-C asks for a stop, which the caller looks for between steps; a second one stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        notify()
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = False) -> Trainer:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import Registry
 
 Fields = dict[str, Any]
 

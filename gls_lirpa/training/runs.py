@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.provenance import commit
 from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.engine.compat import versions
 from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.files import replace_file
 from gls_lirpa.models import build_model, load_user_model
-from gls_lirpa.provenance import commit
 from gls_lirpa.training import checksums
 from gls_lirpa.training.checksums import digest, read_checked, write_checked
 from gls_lirpa.training.config import TrainConfig, checked_fields

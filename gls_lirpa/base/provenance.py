@@ -12,7 +12,7 @@ def commit() -> str | None:
     >>> commit() is None or len(commit().rstrip("+")) == 12
     True
     """
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[1]
     try:
         name = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", ".")

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.picture import draw_cactus
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
@@ -21,9 +22,8 @@ from gls_lirpa.certification.stage import StageOptions
 from gls_lirpa.certification.workers import WorkerPool
 from gls_lirpa.data import Split
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.exchange.targets import load_target
+from gls_lirpa.jobs.targets import load_target
 from gls_lirpa.training.config import check_device
-from gls_lirpa.training.loop import Interrupted
 
 
 def weights_hash(model: nn.Module) -> str:
@@ -82,7 +82,7 @@ def certify_job(
 ) -> Summary:
     """Certify the network of a run or a file, or go on with it, and close with a table and a picture.
 
-    ``dataset``: for a network file, see :func:`gls_lirpa.exchange.targets.load_target`. ``command`` is
+    ``dataset``: for a network file, see :func:`gls_lirpa.jobs.targets.load_target`. ``command`` is
     what the user is told to repeat after an interruption.
     """
     console = Console(stderr=True, quiet=quiet)
