@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.provenance import commit
 from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.engine.compat import versions
 from gls_lirpa.errors import CheckpointError, ConfigError
@@ -62,7 +63,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("versions.json", versions())
+            self.write_json("versions.json", {**versions(), "commit": commit()})
             write_checked(self.config_file, _json(config.to_dict()))
         except OSError as error:
             raise ConfigError(f"output folder {str(self.path)!r} cannot be written: {error.strerror}") from error
