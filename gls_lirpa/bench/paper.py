@@ -11,7 +11,7 @@ from typing import Any
 
 from gls_lirpa.losses import LOSSES
 
-_LOSSES = {"crown-ibp-lf": ("robust-fused", "crown-ibp")}
+_LOSSES = {"crown-ibp-lf": ("robust-fused", "crown-ibp"), "mtl-ibp": ("mtl", "ibp")}
 _RELAXATIONS = {"alpha-crown": "alpha-crown-step"}
 """The paper's α-CROWN takes one step from slope 0.5 to 0 or 1."""
 

@@ -44,6 +44,8 @@ def cell_table(suite: Suite, outcomes: Sequence[Outcome]) -> Table:
         mark = dict(zip(rivals, marks(means), strict=True)).get(cell.key, "")
         rows.append(tuple(_cell_row(cell, own, certified[cell.key], mark, paper)))
     note = "Mean ± standard deviation over seeds, in per cent of the certified test images; bold: best, italic: second."
+    if suite.preset is not None:
+        note += f" Recipe: {suite.preset}."
     settings = sorted({cell.group for cell in suite.cells})
     if len(settings) > 1:
         return Table("cells", tuple(header), tuple(rows), labels=3, note=note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -115,34 +115,40 @@ class BoundEngine:
         box: Box,
         labels: Tensor,
         relaxation: Relaxation,
-        sample_loss: Callable[[Tensor], Tensor],
+        sample_loss: Callable[..., Tensor],
         *,
+        beside: Sequence[Tensor] = (),
         statistics: Statistics | None = None,
     ) -> Tensor:
-        """The mean of ``sample_loss(margins)`` over the batch, in bounded memory.
+        """The mean of ``sample_loss(margins, *beside)`` over the batch, in bounded memory.
 
-        Where the batch does not fit one chunk, each chunk's gradient is computed at once and the
-        result carries the sum of them, so only one chunk's graph exists at a time. The gradient
-        reaches the weights, the statistics and the box, and nothing else ``sample_loss`` may use.
+        Tensors in ``beside`` have one row per sample. Where the batch does not fit one chunk, each
+        chunk's gradient is computed at once and the result carries the sum of them, so only one chunk's
+        graph exists at a time. The gradient reaches the weights, the statistics, the box and ``beside``,
+        and nothing else ``sample_loss`` may use.
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
         statistics = self._statistics(box, statistics)
         parts = self._chunks(box, spec, relaxation, statistics)
         if len(parts) == 1 or not self._needs_graph(relaxation, box):
-            losses = [sample_loss(self._bounds(box[part], spec[part], relaxation, statistics).lower) for part in parts]
+            losses = []
+            for part in parts:
+                bounds = self._bounds(box[part], spec[part], relaxation, statistics)
+                losses.append(sample_loss(bounds.lower, *(tensor[part] for tensor in beside)))
             return torch.cat(losses).mean()
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair)]
+        shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair), *beside]
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in shared]
-        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2::2], leaves[3::2], strict=True)
+        end = 2 + 2 * len(statistics)
+        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2:end:2], leaves[3:end:2], strict=True)
         detached = dict(zip(statistics, pairs, strict=True))
         wanted = [*weights, *(leaf for leaf in leaves if leaf.requires_grad)]
         total = torch.zeros((), dtype=box.lower.dtype, device=box.lower.device)
         gradients: list[Tensor | None] = [None] * len(wanted)
         for part in parts:
             bounds = self._bounds(ends[part], spec[part], relaxation, detached)
-            loss = sample_loss(bounds.lower).sum() / len(box)
+            loss = sample_loss(bounds.lower, *(leaf[part] for leaf in leaves[end:])).sum() / len(box)
             total += loss.detach()
             for i, new in enumerate(torch.autograd.grad(loss, wanted, allow_unused=True)):
                 old = gradients[i]

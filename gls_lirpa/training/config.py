@@ -50,6 +50,7 @@ class TrainConfig:
     loss_options: dict[str, float] = field(default_factory=dict)
     estimator_options: dict[str, float] = field(default_factory=dict)
     sigma_factor: float = 0.4
+    sigma_per_lr: float | None = None
     actors: int = 0
     ray_address: str | None = None
     gpus_per_actor: float = 0.0
@@ -89,6 +90,10 @@ class TrainConfig:
                 raise ConfigError(f"expected {name} >= {least}, got {value}")
         if self.grad_clip <= 0:
             raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
+        if self.sigma_per_lr is not None and (self.estimator != "rgs" or not 0 <= self.sigma_per_lr < math.inf):
+            raise ConfigError(
+                f"expected sigma_per_lr >= 0 with estimator 'rgs', got {self.sigma_per_lr} with {self.estimator!r}"
+            )
         self.eps_schedule()
         self.lr_schedule()
         LOSSES.get(self.loss).configured(self.loss_options)
@@ -106,7 +111,9 @@ class TrainConfig:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
 
     def sigma_schedule(self) -> StepDecay | None:
-        """RGS's σ decays with the learning rate; PGPE's is learned."""
+        """RGS's σ decays when the learning rate does, or is a multiple of it; PGPE's is learned."""
+        if self.sigma_per_lr is not None:
+            return StepDecay(self.sigma_per_lr * self.lr, factor=self.lr_factor, milestones=self.milestones)
         sigma = self.estimator_options.get("sigma")
         if self.estimator != "rgs" or sigma is None:
             return None
