@@ -15,8 +15,8 @@ from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.exchange.property import property_network
 from gls_lirpa.exchange.cases import Conjunction
+from gls_lirpa.exchange.property import property_network
 
 INPUTS, CLASSES = 3, 3
 

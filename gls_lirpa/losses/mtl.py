@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.base.boxes import linf_box
-from gls_lirpa.losses.checks import number, whole
-from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, robust
+from gls_lirpa.base.options import Option, Options
+from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, robust
 
 
 def mtl_ibp(batch: LossInput, *, alpha: float, radius: float, steps: int) -> Tensor:
@@ -30,8 +30,6 @@ def mtl_ibp(batch: LossInput, *, alpha: float, radius: float, steps: int) -> Ten
     >>> bool(mixed == CertifiedLoss(model, "ibp", eps=0.1)(x, y))
     True
     """
-    alpha = number("alpha", alpha, most=1.0)
-    radius, steps = number("radius", radius), whole("steps", steps, least=1)
     parts = []
     if alpha < 1.0:
         box = linf_box(batch.x, min(radius * batch.eps, 1.0))
@@ -41,8 +39,27 @@ def mtl_ibp(batch: LossInput, *, alpha: float, radius: float, steps: int) -> Ten
     return sum(parts[1:], parts[0])
 
 
+# α, ρ and steps of CTBench (Mao et al. 2025); one step goes from any start to a corner of the box.
 LOSSES.register(
     "mtl-ibp",
-    Loss("mtl-ibp", mtl_ibp, bounds=True, options={"alpha": 0.5, "radius": 1.0, "steps": 8}, relaxation="ibp"),
+    Loss(
+        "mtl-ibp",
+        mtl_ibp,
+        bounds=True,
+        options=Options(
+            Option("alpha", float, "weight of the certified part", default=0.5, most=1.0),
+            Option("radius", float, "radius of the attack in units of eps", default=1.0),
+            STEPS,
+        ),
+        relaxation="ibp",
+        help="adversarial and certified loss in a convex combination",
+        published={
+            ("mnist", 0.1): {"alpha": 0.02, "radius": 1.0, "steps": 1},
+            ("mnist", 0.3): {"alpha": 0.5, "radius": 1.0, "steps": 1},
+            ("cifar10", 2 / 255): {"alpha": 0.01, "radius": 2.0, "steps": 8},
+            ("cifar10", 8 / 255): {"alpha": 0.6, "radius": 1.0, "steps": 1},
+            ("tinyimagenet", 1 / 255): {"alpha": 0.05, "radius": 1.5, "steps": 1},
+        },
+    ),
     aliases=("mtl",),
 )
