@@ -265,7 +265,7 @@ def test_wrong_factories(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.start()
     net, loss = smooth()
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot be sent to actors"):
+    with pytest.raises(ConfigError, match="cannot be sent to other processes"):
         RGS(loss, net, sigma=0.1, actors=1, factory=lambda: (lock, loss))(*batch())  # type: ignore[arg-type, return-value]
     pool = kept.pgpe._pool
     assert isinstance(pool, actors.ActorPool) and pool._problem is not None

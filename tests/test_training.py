@@ -169,7 +169,7 @@ def test_averaged_weights_are_the_mean_of_the_epochs_and_survive_a_resume(tmp_pa
 def test_a_loss_brings_its_relaxation_and_published_options() -> None:
     sabr = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "estimator": "grad"})
     assert (sabr.relaxation, sabr.loss_options["lam"]) == ("ibp", 0.4)
-    mine = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "assignments": (("lam", 0.7),)})
+    mine = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "assignments": (("lam", "0.7"),)})
     assert mine.loss_options["lam"] == 0.7
     assert make_config({"loss": "robust-fused"}).relaxation == "crown-ibp"
     assert make_config({"loss": "mtl-ibp", "relaxation": "crown"}).relaxation == "crown"
@@ -353,10 +353,10 @@ def test_bad_configuration_files(tmp_path: Path, content: str, message: str) -> 
         ({"eps": -0.1}, "eps must be"),
         ({"eps": math.nan}, "eps must be"),
         ({"eps": 1.5}, "eps must be"),
-        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of rgs, pgpe"),
+        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of pgpe, rgs"),
         ({"relaxation": "alpha-crown", "estimator": "grad"}, "use --estimator pgpe"),
         ({"epochs": 0}, "expected epochs >= 1, got 0"),
-        ({"loss": "pgd", "assignments": (("step", 3.0),)}, "no option 'step'"),
+        ({"loss": "pgd", "assignments": (("step", "3"),)}, "no option 'step'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gls_lirpa.base import ray_session
 from gls_lirpa.base.interruption import Interrupted, stop_requests
+from gls_lirpa.base.user_code import load_plugins, loaded_plugins
 from gls_lirpa.bench.execute import SilentReporter, perform
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.progress import SuiteProgress
@@ -89,7 +90,7 @@ def _as_they_end(
                 yield _unstarted(run)
             elif len(busy) < workers:
                 waiting.remove(run)
-                busy[task.remote(run, out)] = run
+                busy[task.remote(run, out, loaded_plugins())] = run
         ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_SECONDS)
         progress.refresh()
         yield None
@@ -103,7 +104,8 @@ def _as_they_end(
     yield None
 
 
-def _remote(run: PlannedRun, out: Path) -> Outcome:
+def _remote(run: PlannedRun, out: Path, plugins: list[str]) -> Outcome:
+    load_plugins(plugins)
     return perform(run, out, SilentReporter())
 
 

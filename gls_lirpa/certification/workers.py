@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 from gls_lirpa.base import ray_session
+from gls_lirpa.base.parcels import packed, unpacked
 from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.settings import Settings
@@ -28,9 +27,9 @@ RETRIES = 2
 class Worker:
     """Certifies blocks of samples in an actor; unpacks there what the pool packed."""
 
-    def __init__(self, packed: bytes) -> None:
+    def __init__(self, parcel: bytes) -> None:
         torch.set_num_threads(1)
-        model, self._split, settings, folder = pickle.loads(packed)
+        model, self._split, settings, folder = unpacked(parcel)
         self._cascade = Cascade(model, self._split.batch([0])[0], settings, folder=folder)
 
     def certify(self, positions: list[int], indices: list[int]) -> Iterator[Record]:
@@ -70,7 +69,8 @@ class WorkerPool:
         self._ray = ray_session.acquire(None, actors=self._workers, gpus=0.0, store_bytes=4 * (size + weights))
         actors: list[Any] = []
         try:
-            shipped = self._ray.put(self._pickled(used))
+            content = (self._model, used, self._settings, str(self._folder))
+            shipped = self._ray.put(packed(content, what="this network"))
             actors += [self._started(shipped) for _ in range(min(self._workers, len(indices)))]
             yield from self._records(actors, shipped, list(indices))
         finally:
@@ -122,17 +122,6 @@ class WorkerPool:
 
     def _started(self, shipped: Any) -> Any:
         return self._ray.remote(num_cpus=1)(Worker).remote(shipped)
-
-    def _pickled(self, split: Split) -> bytes:
-        cloudpickle = self._ray.cloudpickle
-        for module in {type(layer).__module__ for layer in self._model.modules()}:
-            if module.startswith("_gls_lirpa_user_"):  # a network file: no worker can import it by that name
-                cloudpickle.register_pickle_by_value(sys.modules[module])
-        content = (self._model, split, self._settings, str(self._folder))
-        try:
-            return bytes(cloudpickle.dumps(content))
-        except (TypeError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"this network cannot be sent to workers: {error}") from error
 
 
 def _original(error: Any) -> BaseException:

@@ -160,7 +160,8 @@ def _phase_slices(size: Pair, spans: Pair, offset: Pair, phase: Pair) -> tuple[l
         end = max(begin, min(spans[axis] // step, -((first - size[axis]) // step)))
         return slice(first + begin * step, first + end * step, step), slice(begin, end)
 
-    every, found = slice(None), []
+    every = slice(None)
+    found: list[tuple[Slices, Slices]] = []
     for y in range(phase[0]):
         for x in range(phase[1]):
             (rows, high), (columns, wide) = along(0, y), along(1, x)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gls_lirpa.base import ray_session
 from gls_lirpa.base.checks import number
+from gls_lirpa.base.parcels import packed
 from gls_lirpa.errors import ConfigError, GLSError
 from gls_lirpa.estimators.pool import BLOCKS, Factory
 from gls_lirpa.estimators.transport import Shipment, describe, unpack
@@ -91,9 +92,8 @@ class ActorPool:
         try:
             from gls_lirpa.estimators.problem import BlockProblem
 
-            problem = BlockProblem(
-                self._pickled(), self.worker.weights.names, actors=self.actors, gpus_per_actor=self.gpus_per_actor
-            )
+            parcel, names = packed(self._factory, what="the factory"), self.worker.weights.names
+            problem = BlockProblem(parcel, names, actors=self.actors, gpus_per_actor=self.gpus_per_actor)
         except BaseException:
             ray_session.release()
             raise
@@ -122,12 +122,6 @@ class ActorPool:
     def _replace(self, problem: BlockProblem) -> None:
         problem.kill_actors()
         self._launch(problem)
-
-    def _pickled(self) -> bytes:
-        try:
-            return bytes(self._ray.cloudpickle.dumps(self._factory))
-        except Exception as error:
-            raise ConfigError(f"the factory cannot be sent to actors: {_line(error)}") from error
 
     def _shipped(self, task: Task) -> Any:
         """A reference to the task in Ray's store; both phases of an estimate use the same."""
