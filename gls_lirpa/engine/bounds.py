@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.base.autograd import scalar_with_gradient
 from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
+from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine import alpha, hbox, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
 from gls_lirpa.engine.graph import Node, evaluate
@@ -26,7 +27,6 @@ from gls_lirpa.engine.wrap import (
     check_dropout,
     check_layers,
     count_classes,
-    preserved,
     split_normalization,
 )
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError

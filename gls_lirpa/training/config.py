@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.options import Value
 from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
@@ -87,10 +88,8 @@ class TrainConfig:
         object.__setattr__(self, "eps", check_eps(self.eps))
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < least:
-                raise ConfigError(f"expected {name} >= {least}, got {value}")
-        if self.grad_clip <= 0:
-            raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
+            require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
+        require(self.grad_clip > 0, "grad_clip > 0", self.grad_clip)
         self.eps_schedule()
         self.lr_schedule()
         loss, relaxation, estimator = LOSSES.get(self.loss), RELAXATIONS.get(self.relaxation), self.estimator_method

@@ -63,7 +63,7 @@ def estimator_options() -> dict[str, list[str]]:
     """Every option of an estimator, and the estimators that have it.
 
     >>> estimator_options()["sigma"]
-    ['rgs', 'pgpe']
+    ['pgpe', 'rgs']
     """
     found: dict[str, list[str]] = {}
     for name in ESTIMATORS:
