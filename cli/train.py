@@ -18,7 +18,7 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--loss", help="{losses} (default: robust).")
 @click.option("--relaxation", help="{relaxations}.")
 @click.option("--estimator", help="{estimators}.")
-@click.option("--preset", help="A recipe ({presets}); by default the tuned one, if there is one.")
+@click.option("--preset", help="paper, tuned (default, if there is one), or a recipe by name: {presets}.")
 @click.option("--config", type=click.Path(path_type=Path), help="JSON file with any of the run's fields.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")
@@ -37,6 +37,7 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--warmup", type=float, help="Weight of the tightness and balance penalty while eps grows.")
 @click.option("--grad-clip", type=float)
 @click.option("--average-from", type=float, help="Average the weights of the epochs from this one on.")
+@click.option("--sigma-per-lr", type=float, help="Sigma is this times the learning rate, always (rgs).")
 @click.option(
     *("--set", "assignments"),
     type=Assignment(),

@@ -29,8 +29,9 @@ ARROWS: dict[str, str] = {
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
     "jobs": "base certification data errors estimators exchange losses models relaxations training",
     "doctor": "attacks base data engine errors relaxations",
-    "bench": "analysis base engine errors estimators jobs losses models relaxations training",
-    "gls_lirpa": "base certification engine errors estimators losses models relaxations version",
+    "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
+    "api": "base certification data errors models training",
+    "gls_lirpa": "api base certification engine errors estimators losses models relaxations version",
     "cli": "base bench doctor jobs training",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""

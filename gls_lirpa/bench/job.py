@@ -45,6 +45,7 @@ def bench_job(
     run: Path | None = None,
     net: str | None = None,
     budget: Budget,
+    preset: str | None = None,
     workers: int | None = None,
     data_root: str | None = None,
     device: str | None = None,
@@ -53,7 +54,7 @@ def bench_job(
     command: str = "",
 ) -> Path | None:
     """Do what is missing of a suite and write its report; returns the page."""
-    suite = SUITES.get(suite) if isinstance(suite, str) else suite
+    suite = (SUITES.get(suite) if isinstance(suite, str) else suite).with_preset(preset)
     if run is not None and suite.renderer not in STUDIES:
         raise ConfigError(f"--run is for {' and '.join(STUDIES)}: suite {suite.name!r} trains its own networks")
     if run is not None:
@@ -62,7 +63,7 @@ def bench_job(
     workers = workers if workers is not None else 1 if device and device != "cpu" else os.cpu_count() or 1
     if workers < 1:
         raise ConfigError(f"expected workers >= 1, got {workers}")
-    folder = out or Path("bench") / suite.name
+    folder = out or Path("bench") / (f"{suite.name}-{suite.preset}" if suite.preset else suite.name)
     changes = {key: value for key, value in (("data_root", data_root), ("device", device)) if value is not None}
     runs = [] if run is not None else planned_runs(suite, budget, out=folder, changes=changes)
     chosen = selected(runs, budget.only)

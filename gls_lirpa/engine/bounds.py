@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from gls_lirpa.engine.wrap import (
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 
 ROUTES = ("auto", "lirpa")
+Sized = Relaxation | SampleFunction
+"""What is computed in chunks."""
 
 
 class BoundEngine:
@@ -110,49 +112,75 @@ class BoundEngine:
             ]
         )
 
+    def layers(self, box: Box, relaxation: Relaxation) -> list[tuple[Tensor, Tensor]]:
+        """Lower and upper bounds of every ReLU's input in network order, and last of the logits, in one call.
+
+        >>> from gls_lirpa.base.boxes import linf_box
+        >>> from gls_lirpa.relaxations import RELAXATIONS
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(2, 4)
+        >>> layers = BoundEngine(model, x).layers(linf_box(x, 0.1), RELAXATIONS.get("crown"))
+        >>> [tuple(lower.shape) for lower, upper in layers]
+        [(2, 8), (2, 3)]
+        """
+        eye = torch.eye(self.classes, dtype=box.lower.dtype, device=box.lower.device)
+        rows = torch.cat([eye, -eye]).expand(len(box), -1, -1)
+        bounds = self.bounds(box, rows, relaxation)
+        lower, negative_upper = bounds.lower.split(self.classes, dim=1)
+        return [*bounds.intermediate.values(), (lower, -negative_upper)]
+
     def mean_loss(
         self,
         box: Box,
         labels: Tensor,
         relaxation: Relaxation,
-        sample_loss: Callable[[Tensor], Tensor],
+        sample_loss: Callable[..., Tensor],
         *,
+        beside: Sequence[Tensor] = (),
         statistics: Statistics | None = None,
     ) -> Tensor:
-        """The mean of ``sample_loss(margins)`` over the batch; see ``mean``."""
+        """The mean of ``sample_loss(margins, *beside)`` over the batch; see ``mean``."""
 
-        def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Tensor:
-            return sample_loss(relaxation.bound(engine, box, spec, statistics).lower)
+        def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *beside: Tensor) -> Tensor:
+            return sample_loss(relaxation.bound(engine, box, spec, statistics).lower, *beside)
 
         function = SampleFunction(relaxation.name, compute, relaxation.differentiable, relaxation.light)
-        return self.mean(box, labels, function, statistics=statistics)
+        return self.mean(box, labels, function, beside=beside, statistics=statistics)
 
     def mean(
-        self, box: Box, labels: Tensor, function: SampleFunction, *, statistics: Statistics | None = None
+        self,
+        box: Box,
+        labels: Tensor,
+        function: SampleFunction,
+        *,
+        beside: Sequence[Tensor] = (),
+        statistics: Statistics | None = None,
     ) -> Tensor:
         """The mean of any function of one sample's box and margins over the batch, in bounded memory.
 
-        Where the batch does not fit one chunk, each chunk's gradient is computed at once and the
-        result carries the sum of them, so only one chunk's graph exists at a time. The gradient
-        reaches the weights, the statistics and the box, and nothing else the function may use.
+        Tensors in ``beside`` have one row per sample. Where the batch does not fit one chunk, each
+        chunk's gradient is computed at once and the result carries the sum of them, so only one chunk's
+        graph exists at a time. The gradient reaches the weights, the statistics, the box and ``beside``,
+        and nothing else the function may use.
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
         statistics = self._statistics(box, statistics)
-        parts = self._chunks(box, spec, function, statistics)
+        parts = self._chunks(box, spec, function, statistics, beside)
         if len(parts) == 1 or not self._needs_graph(function, box):
-            losses = [self._values(box[part], spec[part], function, statistics) for part in parts]
+            losses = [self._values(box[p], spec[p], function, statistics, [t[p] for t in beside]) for p in parts]
             return torch.cat(losses).mean()
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair)]
+        shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair), *beside]
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in shared]
-        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2::2], leaves[3::2], strict=True)
+        end = 2 + 2 * len(statistics)
+        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2:end:2], leaves[3:end:2], strict=True)
         detached = dict(zip(statistics, pairs, strict=True))
         wanted = [*weights, *(leaf for leaf in leaves if leaf.requires_grad)]
         total = torch.zeros((), dtype=box.lower.dtype, device=box.lower.device)
         gradients: list[Tensor | None] = [None] * len(wanted)
         for part in parts:
-            loss = self._values(ends[part], spec[part], function, detached).sum() / len(box)
+            own = [leaf[part] for leaf in leaves[end:]]
+            loss = self._values(ends[part], spec[part], function, detached, own).sum() / len(box)
             total += loss.detach()
             for i, new in enumerate(torch.autograd.grad(loss, wanted, allow_unused=True)):
                 old = gradients[i]
@@ -282,9 +310,11 @@ class BoundEngine:
             return bounds
         return Bounds(torch.full_like(bounds.lower, torch.nan), bounds.intermediate)
 
-    def _values(self, box: Box, spec: Tensor, function: SampleFunction, statistics: Statistics) -> Tensor:
+    def _values(
+        self, box: Box, spec: Tensor, function: SampleFunction, statistics: Statistics, beside: Sequence[Tensor]
+    ) -> Tensor:
         with _explained(function.name):
-            values = function.compute(self, box, spec, statistics)
+            values = function.compute(self, box, spec, statistics, *beside)
         return values if self._modules.proven else torch.full_like(values, torch.nan)
 
     def _check(self, box: Box, spec: Tensor) -> None:
@@ -306,7 +336,7 @@ class BoundEngine:
             raise DataError(f"expected {len(box)} labels for {len(box)} samples, got shape {tuple(labels.shape)}")
         return margin_spec(labels, self.classes, box.lower.dtype)
 
-    def _needs_graph(self, function: Relaxation | SampleFunction, box: Box) -> bool:
+    def _needs_graph(self, function: Sized, box: Box) -> bool:
         if not (torch.is_grad_enabled() and function.differentiable):
             return False
         return box.lower.requires_grad or any(parameter.requires_grad for parameter in self.model.parameters())
@@ -327,28 +357,31 @@ class BoundEngine:
         return Box(self._normalized(box.lower), self._normalized(box.upper))
 
     def _chunks(
-        self, box: Box, spec: Tensor, function: Relaxation | SampleFunction, statistics: Statistics
+        self, box: Box, spec: Tensor, function: Sized, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> list[slice]:
-        count = self.chunk_size(function, box, spec, statistics) if len(box) > 1 else 1
+        count = self.chunk_size(function, box, spec, statistics, beside) if len(box) > 1 else 1
         return [slice(start, min(start + count, len(box))) for start in range(0, len(box), count)]
 
     def chunk_size(
-        self, function: Relaxation | SampleFunction, box: Box, spec: Tensor, statistics: Statistics
+        self, function: Sized, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> int:
         """How many samples' graphs fit the memory budget, from what autograd retains for one."""
         if function.light:
             return len(box)
         key = (function.name, spec.shape[1])
         if key not in self._sample_bytes:
-            self._sample_bytes[key] = self._retained_bytes(function, box[:1], spec[:1], statistics)
+            first = [tensor[:1] for tensor in beside]
+            self._sample_bytes[key] = self._retained_bytes(function, box[:1], spec[:1], statistics, first)
         return max(1, int(budget(box.lower.device, self._chunk_mib) / self._sample_bytes[key]))
 
     def _retained_bytes(
-        self, function: Relaxation | SampleFunction, box: Box, spec: Tensor, statistics: Statistics
+        self, function: Sized, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor]
     ) -> float:
         def compute() -> list[object]:
-            run = self._values if isinstance(function, SampleFunction) else self._bounds
-            found: list[object] = [run(box, spec, function, statistics)]  # type: ignore[arg-type]
+            if isinstance(function, SampleFunction):
+                found: list[object] = [self._values(box, spec, function, statistics, beside)]
+            else:
+                found = [self._bounds(box, spec, function, statistics)]
             return found if function.differentiable else [*found, self.relaxed(box, spec, "CROWN", statistics)]
 
         with preserved(self.model):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.boxes import Bounds
 from gls_lirpa.base.options import Options, Value
-from gls_lirpa.engine.batchnorm import Statistics
 
 if TYPE_CHECKING:
-    from gls_lirpa.engine.bounds import BoundEngine
+    pass
 
 BoundFunction = Callable[..., Bounds]
 """``bound(engine, box, spec, statistics, **options)``."""
@@ -48,12 +47,13 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class SampleFunction:
-    """One number per sample, ``compute(engine, box, spec, statistics)``, of which the engine may do parts in turn.
+    """One number per sample, ``compute(engine, box, spec, statistics, *beside)``, of which the engine may do parts
+    in turn; tensors ``beside`` have one row per sample.
 
     ``name`` and the rows of ``spec`` tell functions apart whose graphs differ in size.
     """
 
     name: str
-    compute: Callable[[BoundEngine, Box, Tensor, Statistics], Tensor]
+    compute: Callable[..., Tensor]
     differentiable: bool = True
     light: bool = False

@@ -23,6 +23,7 @@ from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
 from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
+from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
 
@@ -53,6 +54,7 @@ class TrainConfig:
     relaxation_options: dict[str, Value] = field(default_factory=dict)
     estimator_options: dict[str, Value] = field(default_factory=dict)
     sigma_factor: float = 0.4
+    sigma_per_lr: float | None = None
     actors: int = 0
     ray_address: str | None = None
     gpus_per_actor: float = 0.0
@@ -82,7 +84,7 @@ class TrainConfig:
         }
         for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
-        if ".py:" not in self.net:
+        if ".py:" not in self.net and self.net != CUSTOM:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
@@ -90,6 +92,10 @@ class TrainConfig:
             value = getattr(self, name)
             require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
         require(self.grad_clip > 0, "grad_clip > 0", self.grad_clip)
+        if self.sigma_per_lr is not None:
+            expected = f"a finite sigma_per_lr >= 0 with an estimator whose sigma decays, not with {self.estimator!r}"
+            usable = self.estimator_method.decays is not None and 0 <= self.sigma_per_lr < math.inf
+            require(usable, expected, self.sigma_per_lr)
         self.eps_schedule()
         self.lr_schedule()
         loss, relaxation, estimator = LOSSES.get(self.loss), RELAXATIONS.get(self.relaxation), self.estimator_method
@@ -118,7 +124,9 @@ class TrainConfig:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
 
     def sigma_schedule(self) -> StepDecay | None:
-        """For estimators whose σ decays with the learning rate (RGS; PGPE's is learned)."""
+        """Where σ decays when the learning rate does, or is a multiple of it (RGS; PGPE's is learned)."""
+        if self.sigma_per_lr is not None:
+            return StepDecay(self.sigma_per_lr * self.lr, factor=self.lr_factor, milestones=self.milestones)
         sigma = self.estimator_options.get(self.estimator_method.decays or "")
         if sigma is None:
             return None
