@@ -28,7 +28,7 @@ ARROWS: dict[str, str] = {
     "exchange": "base certification engine errors models",
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
     "jobs": "base certification data errors estimators exchange losses models relaxations training",
-    "doctor": "base data engine errors relaxations",
+    "doctor": "attacks base data engine errors relaxations",
     "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
     "api": "base certification data errors models training",
     "gls_lirpa": "api base certification engine errors estimators losses models relaxations version",

@@ -353,7 +353,7 @@ def test_bad_configuration_files(tmp_path: Path, content: str, message: str) -> 
         ({"eps": -0.1}, "eps must be"),
         ({"eps": math.nan}, "eps must be"),
         ({"eps": 1.5}, "eps must be"),
-        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of pgpe, rgs"),
+        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of rgs, pgpe"),
         ({"relaxation": "alpha-crown", "estimator": "grad"}, "use --estimator pgpe"),
         ({"epochs": 0}, "expected epochs >= 1, got 0"),
         ({"loss": "pgd", "assignments": (("step", "3"),)}, "no option 'step'"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.base.autograd import scalar_with_gradient
 from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
+from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine import alpha, hbox, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
 from gls_lirpa.engine.graph import Node, evaluate
@@ -26,12 +27,13 @@ from gls_lirpa.engine.wrap import (
     check_dropout,
     check_layers,
     count_classes,
-    preserved,
     split_normalization,
 )
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 
 ROUTES = ("auto", "lirpa")
+Sized = Relaxation | SampleFunction
+"""What is computed in chunks."""
 
 
 class BoundEngine:
@@ -138,8 +140,8 @@ class BoundEngine:
     ) -> Tensor:
         """The mean of ``sample_loss(margins, *beside)`` over the batch; see ``mean``."""
 
-        def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *rows: Tensor) -> Tensor:
-            return sample_loss(relaxation.bound(engine, box, spec, statistics).lower, *rows)
+        def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *beside: Tensor) -> Tensor:
+            return sample_loss(relaxation.bound(engine, box, spec, statistics).lower, *beside)
 
         function = SampleFunction(relaxation.name, compute, relaxation.differentiable, relaxation.light)
         return self.mean(box, labels, function, beside=beside, statistics=statistics)
@@ -155,20 +157,17 @@ class BoundEngine:
     ) -> Tensor:
         """The mean of any function of one sample's box and margins over the batch, in bounded memory.
 
-        Tensors in ``beside`` have one row per sample, which the function gets as well. Where the batch does
-        not fit one chunk, each chunk's gradient is computed at once and the result carries the sum of them,
-        so only one chunk's graph exists at a time. The gradient reaches the weights, the statistics, the box
-        and ``beside``, and nothing else the function may use.
+        Tensors in ``beside`` have one row per sample. Where the batch does not fit one chunk, each
+        chunk's gradient is computed at once and the result carries the sum of them, so only one chunk's
+        graph exists at a time. The gradient reaches the weights, the statistics, the box and ``beside``,
+        and nothing else the function may use.
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
         statistics = self._statistics(box, statistics)
-        parts = self._chunks(box, spec, function, statistics, *beside)
+        parts = self._chunks(box, spec, function, statistics, beside)
         if len(parts) == 1 or not self._needs_graph(function, box):
-            losses = [
-                self._values(box[part], spec[part], function, statistics, *(rows[part] for rows in beside))
-                for part in parts
-            ]
+            losses = [self._values(box[p], spec[p], function, statistics, [t[p] for t in beside]) for p in parts]
             return torch.cat(losses).mean()
         weights = [p for p in self.model.parameters() if p.requires_grad]
         shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair), *beside]
@@ -180,8 +179,8 @@ class BoundEngine:
         total = torch.zeros((), dtype=box.lower.dtype, device=box.lower.device)
         gradients: list[Tensor | None] = [None] * len(wanted)
         for part in parts:
-            rows = (leaf[part] for leaf in leaves[end:])
-            loss = self._values(ends[part], spec[part], function, detached, *rows).sum() / len(box)
+            own = [leaf[part] for leaf in leaves[end:]]
+            loss = self._values(ends[part], spec[part], function, detached, own).sum() / len(box)
             total += loss.detach()
             for i, new in enumerate(torch.autograd.grad(loss, wanted, allow_unused=True)):
                 old = gradients[i]
@@ -312,7 +311,7 @@ class BoundEngine:
         return Bounds(torch.full_like(bounds.lower, torch.nan), bounds.intermediate)
 
     def _values(
-        self, box: Box, spec: Tensor, function: SampleFunction, statistics: Statistics, *beside: Tensor
+        self, box: Box, spec: Tensor, function: SampleFunction, statistics: Statistics, beside: Sequence[Tensor]
     ) -> Tensor:
         with _explained(function.name):
             values = function.compute(self, box, spec, statistics, *beside)
@@ -337,7 +336,7 @@ class BoundEngine:
             raise DataError(f"expected {len(box)} labels for {len(box)} samples, got shape {tuple(labels.shape)}")
         return margin_spec(labels, self.classes, box.lower.dtype)
 
-    def _needs_graph(self, function: Relaxation | SampleFunction, box: Box) -> bool:
+    def _needs_graph(self, function: Sized, box: Box) -> bool:
         if not (torch.is_grad_enabled() and function.differentiable):
             return False
         return box.lower.requires_grad or any(parameter.requires_grad for parameter in self.model.parameters())
@@ -358,44 +357,29 @@ class BoundEngine:
         return Box(self._normalized(box.lower), self._normalized(box.upper))
 
     def _chunks(
-        self,
-        box: Box,
-        spec: Tensor,
-        function: Relaxation | SampleFunction,
-        statistics: Statistics,
-        *beside: Tensor,
+        self, box: Box, spec: Tensor, function: Sized, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> list[slice]:
-        count = self.chunk_size(function, box, spec, statistics, *beside) if len(box) > 1 else 1
+        count = self.chunk_size(function, box, spec, statistics, beside) if len(box) > 1 else 1
         return [slice(start, min(start + count, len(box))) for start in range(0, len(box), count)]
 
     def chunk_size(
-        self,
-        function: Relaxation | SampleFunction,
-        box: Box,
-        spec: Tensor,
-        statistics: Statistics,
-        *beside: Tensor,
+        self, function: Sized, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> int:
         """How many samples' graphs fit the memory budget, from what autograd retains for one."""
         if function.light:
             return len(box)
         key = (function.name, spec.shape[1])
         if key not in self._sample_bytes:
-            first = (rows[:1] for rows in beside)
-            self._sample_bytes[key] = self._retained_bytes(function, box[:1], spec[:1], statistics, *first)
+            first = [tensor[:1] for tensor in beside]
+            self._sample_bytes[key] = self._retained_bytes(function, box[:1], spec[:1], statistics, first)
         return max(1, int(budget(box.lower.device, self._chunk_mib) / self._sample_bytes[key]))
 
     def _retained_bytes(
-        self,
-        function: Relaxation | SampleFunction,
-        box: Box,
-        spec: Tensor,
-        statistics: Statistics,
-        *beside: Tensor,
+        self, function: Sized, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor]
     ) -> float:
         def compute() -> list[object]:
             if isinstance(function, SampleFunction):
-                found: list[object] = [self._values(box, spec, function, statistics, *beside)]
+                found: list[object] = [self._values(box, spec, function, statistics, beside)]
             else:
                 found = [self._bounds(box, spec, function, statistics)]
             return found if function.differentiable else [*found, self.relaxed(box, spec, "CROWN", statistics)]

@@ -48,7 +48,7 @@ class Relaxation:
 @dataclass(frozen=True)
 class SampleFunction:
     """One number per sample, ``compute(engine, box, spec, statistics, *beside)``, of which the engine may do parts
-    in turn; ``beside`` are tensors with one row per sample.
+    in turn; tensors ``beside`` have one row per sample.
 
     ``name`` and the rows of ``spec`` tell functions apart whose graphs differ in size.
     """

@@ -30,7 +30,7 @@ def method_options(taken: set[str]) -> list[CommandOption]:
     """A flag for each option of an estimator; ``taken``: the flags that the command has already.
 
     >>> [option.flag for option in method_options(set())][:2]
-    ['--sigma', '--samples']
+    ['--sigma', '--population']
     """
     found = []
     for name, users in estimator_options().items():

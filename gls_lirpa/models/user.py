@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.base.registry import nearest
 from gls_lirpa.base.user_code import execute, importable, reported
 from gls_lirpa.errors import ConfigError
@@ -91,11 +92,8 @@ def _accepted(factory: Callable[..., Any], offered: dict[str, Any], spec: str) -
 
 
 def _check_output(model: nn.Module, in_shape: tuple[int, ...], classes: int, spec: str) -> None:
-    training = model.training
-    model.eval()
-    with torch.no_grad(), reported(f"network {spec!r} cannot take images of shape {in_shape}"):
+    with torch.no_grad(), evaluating(model), reported(f"network {spec!r} cannot take images of shape {in_shape}"):
         out = model(torch.zeros(2, *in_shape))
-    model.train(training)
     shape = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
     if shape != (2, classes):
         raise ConfigError(f"network {spec!r} gives {shape} for a batch of 2, expected {(2, classes)}")

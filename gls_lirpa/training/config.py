@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.options import Value
 from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
@@ -89,14 +90,12 @@ class TrainConfig:
         object.__setattr__(self, "eps", check_eps(self.eps))
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < least:
-                raise ConfigError(f"expected {name} >= {least}, got {value}")
-        if self.grad_clip <= 0:
-            raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
-        if self.sigma_per_lr is not None and (self.estimator != "rgs" or not 0 <= self.sigma_per_lr < math.inf):
-            raise ConfigError(
-                f"expected sigma_per_lr >= 0 with estimator 'rgs', got {self.sigma_per_lr} with {self.estimator!r}"
-            )
+            require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
+        require(self.grad_clip > 0, "grad_clip > 0", self.grad_clip)
+        if self.sigma_per_lr is not None:
+            expected = f"a finite sigma_per_lr >= 0 with an estimator whose sigma decays, not with {self.estimator!r}"
+            usable = self.estimator_method.decays is not None and 0 <= self.sigma_per_lr < math.inf
+            require(usable, expected, self.sigma_per_lr)
         self.eps_schedule()
         self.lr_schedule()
         loss, relaxation, estimator = LOSSES.get(self.loss), RELAXATIONS.get(self.relaxation), self.estimator_method
@@ -125,7 +124,7 @@ class TrainConfig:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
 
     def sigma_schedule(self) -> StepDecay | None:
-        """For estimators whose σ decays with the learning rate, or is a multiple of it (RGS; PGPE's is learned)."""
+        """Where σ decays when the learning rate does, or is a multiple of it (RGS; PGPE's is learned)."""
         if self.sigma_per_lr is not None:
             return StepDecay(self.sigma_per_lr * self.lr, factor=self.lr_factor, milestones=self.milestones)
         sigma = self.estimator_options.get(self.estimator_method.decays or "")
@@ -147,7 +146,7 @@ class TrainConfig:
         tables = {
             name: {**getattr(self, name), **values[name]}
             for name in ("loss_options", "relaxation_options", "estimator_options")
-            if values.get(name) is not None
+            if values.get(name)
         }
         return dataclasses.replace(self, **{**checked_fields(values), **tables})
 
