@@ -111,7 +111,8 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
         axes.plot(radii, shares, label="PGD (upper limit)", color="0.6", linestyle="-", linewidth=2.5)
     for index, (name, shares) in enumerate(tightness.certified.items()):
         area = f" (area {tightness.areas[name]:.3f})" if name in tightness.areas else ""
-        axes.plot(radii, [100 * share for share in shares], label=name + area, **curve_look(_place(name, index), number))
+        look = curve_look(_place(name, index), number)
+        axes.plot(radii, [100 * share for share in shares], label=name + area, **look)
     axes.axhline(100 * tightness.natural, color="0.3", linewidth=0.8, label="natural")
     axes.set_xlabel("radius ε")
     axes.set_ylabel(f"certified accuracy [%], {tightness.samples} samples")
