@@ -146,7 +146,7 @@ class TrainConfig:
         tables = {
             name: {**getattr(self, name), **values[name]}
             for name in ("loss_options", "relaxation_options", "estimator_options")
-            if values.get(name)
+            if values.get(name) is not None
         }
         return dataclasses.replace(self, **{**checked_fields(values), **tables})
 
