@@ -1,6 +1,6 @@
 """Branch and bound with one of its parts taken away, on the samples that alpha-crown leaves open.
 
-    python benchmarks/ablation_branch.py RUN [RUN …] [--samples 20] [--timeout 8] [--only all,no-hull] [--data-root DIR]
+    python benchmarks/ablation_branch.py RUN [RUN …] [--samples 20] [--timeout 8] [--only all,no-exchange] [--data-root DIR]
 
 A row per run and variant: how many samples were decided, the median and the total of the seconds. The limit is in
 seconds of processor time of one thread, so that the figures do not depend on what else the machine does.
@@ -10,48 +10,32 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gls_lirpa.certification.attack import pgd
-from gls_lirpa.certification.branch import BranchAndBound
-from gls_lirpa.certification.branch_settings import Settings
+from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Subject
-from gls_lirpa.engine import split_groups, split_tighten
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.boxes import linf_box
-from gls_lirpa.engine.split import SplitForm
-from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.models import fold_batchnorm
 from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.solver import SolverSettings
 from gls_lirpa.training.runs import Run, load_run
 
-VARIANTS: dict[str, Callable[[Settings], Settings]] = {
-    "all": lambda s: s,
-    "no-blocks": lambda s: replace(s, block_splits=0),
-    "no-groups": lambda s: replace(s, block_splits=0),
-    "no-hull": lambda s: replace(s, block_splits=0, hull_iterations=0),
-    "no-hull-in-tree": lambda s: replace(s, block_splits=0, hull_iterations=0),
-    "no-hull-nor-groups": lambda s: replace(s, block_splits=0, hull_iterations=0),
-    "no-tightening": lambda s: replace(s, block_splits=0, tightening_iterations=0),
-    "no-exchange": lambda s: replace(s, block_splits=0, rounds=0),
-    "no-descent": lambda s: replace(s, block_splits=0, attack_starts=0),
-    "no-lookahead": lambda s: replace(s, block_splits=0, candidates=1),
-    "one-level": lambda s: replace(s, block_splits=0, max_levels=1),
-    "rule-gap": lambda s: replace(s, block_splits=0, rule="gap"),
-    "rule-intercept": lambda s: replace(s, block_splits=0, rule="intercept"),
-    "rule-widest": lambda s: replace(s, block_splits=0, rule="widest"),
-    "plain": lambda s: replace(s, block_splits=0, hull_iterations=0, rounds=0, tightening_iterations=0),
+VARIANTS: dict[str, dict[str, int]] = {
+    "all": {},
+    "no-facets-in-trees": {"facet_iterations": 0},
+    "no-tightening": {"tightening_iterations": 0},
+    "no-groups": {"group_iterations": 0},
+    "no-exchange": {"exchange_rounds": 0},
+    "no-descent": {"attack_starts": 0},
+    "no-lookahead": {"candidates": 1},
+    "one-level": {"max_levels": 1},
+    "matrix-free": {"form_mib": 1},
 }
-"""Every variant but the first is without blocks."""
-
-WITHOUT_GROUPS = ("no-groups", "no-hull-nor-groups", "plain")
-WITHOUT_HULL = ("no-hull", "no-hull-nor-groups", "plain")
-"""Neither in the tree nor for the second layer's bounds."""
 
 
 def left_open(run: Run, count: int, *, most: int) -> tuple[Subject, OpenSamples]:
@@ -85,19 +69,7 @@ def left_open(run: Run, count: int, *, most: int) -> tuple[Subject, OpenSamples]
     return Subject(model, engine), OpenSamples(index, x, y, linf_box(x, eps), lower, lower > 1e-3)
 
 
-def slopes_alone(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
-    """The second layer's bounds by α alone."""
-    weight, offset = form.layers[1].both_sides()
-    bounds = SplitBounds(replace(form, layers=form.layers[:1], weight=weight, offset=offset), dtype=torch.float64)
-    values = [
-        bounds.optimise(bounds.start(part), iterations=iterations, target=0.0, deadline=deadline)[1].value
-        for part in torch.arange(len(offset)).split(512)
-    ]
-    lower, upper = torch.cat(values).chunk(2)
-    return lower, -upper
-
-
-def measure(subject: Subject, samples: OpenSamples, settings: Settings, *, timeout: float) -> tuple[str, list[str]]:
+def measure(subject: Subject, samples: OpenSamples, settings: SolverSettings, *, timeout: float) -> tuple[str, list[str]]:
     verdicts, seconds = [], []
     for i in range(len(samples)):
         s = slice(i, i + 1)
@@ -105,7 +77,7 @@ def measure(subject: Subject, samples: OpenSamples, settings: Settings, *, timeo
             samples.indices[s], samples.x[s], samples.labels[s], samples.box[s], samples.lower[s], samples.proven[s]
         )
         started = time.process_time()
-        answer = BranchAndBound(settings)(subject, one, timeout=timeout)
+        answer = CompleteStage("bab", settings)(subject, one, timeout=timeout)
         seconds.append(time.process_time() - started)
         lower = torch.where(one.proven, one.lower, answer.lower)
         counterexample = answer.counterexamples[0] is not None
@@ -130,16 +102,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     time.monotonic = time.process_time
-    largest, with_hull = split_groups.LARGEST, split_tighten.second_layer_bounds
-    print("| network | variant | decided | verified | falsified | of | median | total |\n|:--|:--|--:|--:|--:|--:|--:|--:|")
+    print("| network | variant | decided | verified | falsified | of | median | total |", flush=True)
     for path in options.runs:
         run = load_run(path, data_root=options.data_root, net=options.net)
         subject, samples = left_open(run, options.samples, most=options.most)
         seen: list[set[str]] = [set() for _ in range(len(samples))]
         for name in options.only.split(","):
-            split_groups.LARGEST = 0 if name in WITHOUT_GROUPS else largest
-            split_tighten.second_layer_bounds = slopes_alone if name in WITHOUT_HULL else with_hull
-            row, verdicts = measure(subject, samples, VARIANTS[name](Settings()), timeout=options.timeout)
+            row, verdicts = measure(subject, samples, SolverSettings(**VARIANTS[name]), timeout=options.timeout)
             print(f"| {path.name} | {name} | {row} |", flush=True)
             for found, verdict in zip(seen, verdicts, strict=True):
                 found.add(verdict)
