@@ -1,6 +1,6 @@
 """Branch and bound with one of its parts taken away, on the samples that alpha-crown leaves open.
 
-    python benchmarks/ablation_branch.py RUN [RUN …] [--samples 20] [--timeout 8] [--only all,no-exchange] [--data-root DIR]
+    python benchmarks/ablation_branch.py RUN [RUN …] [--samples 20] [--timeout 8] [--only all,no-exchange]
 
 A row per run and variant: how many samples were decided, the median and the total of the seconds. The limit is in
 seconds of processor time of one thread, so that the figures do not depend on what else the machine does.
@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.certification.attack import pgd
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.models import fold_batchnorm
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.solver import SolverSettings
@@ -69,7 +69,9 @@ def left_open(run: Run, count: int, *, most: int) -> tuple[Subject, OpenSamples]
     return Subject(model, engine), OpenSamples(index, x, y, linf_box(x, eps), lower, lower > 1e-3)
 
 
-def measure(subject: Subject, samples: OpenSamples, settings: SolverSettings, *, timeout: float) -> tuple[str, list[str]]:
+def measure(
+    subject: Subject, samples: OpenSamples, settings: SolverSettings, *, timeout: float
+) -> tuple[str, list[str]]:
     verdicts, seconds = [], []
     for i in range(len(samples)):
         s = slice(i, i + 1)

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.attack import pgd
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Stage, Subject
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.solver.ascent import optimise
 from gls_lirpa.solver.bounds import SplitBounds
@@ -136,7 +136,9 @@ def main() -> None:
     batching(subject, samples)
     ours = verdicts(CompleteStage("bab"), subject, samples, timeout=options.timeout)
     if options.milp:
-        theirs = verdicts(CompleteStage("milp"), subject, some(samples, slice(0, options.milp)), timeout=options.timeout)
+        theirs = verdicts(
+            CompleteStage("milp"), subject, some(samples, slice(0, options.milp)), timeout=options.timeout
+        )
         wrong = sum({a, b} == {"verified", "counterexample"} for a, b in zip(ours, theirs, strict=False))
         print(f"contradictions: {wrong}")
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from .options import Radius
+from .options import Assignment, Radius
 
 
 @click.command(short_help="Certify a network sample by sample, or decide properties of it.")
@@ -20,7 +20,8 @@ from .options import Radius
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
 @click.option("--stages", help="In order, by commas (default: ibp,pgd,crown-ibp,crown,alpha-crown,input-split,bab).")
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample or property.")
-@click.option("--max-nodes", type=int, help="Subproblems per sample in branch and bound (default: no limit).")
+@click.option("--max-nodes", type=int, help="Domains per sample in branch and bound (default: no limit).")
+@click.option("--bab", type=Assignment(), multiple=True, help="A setting of branch and bound, e.g. --bab candidates=8.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the samples, on Ray.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the attack and of branch and bound.")
 @click.option("--cross-check", is_flag=True, help="Attack what was verified and bound what was attacked.")
@@ -58,8 +59,8 @@ def certify(
     Every sample is decided by the cheapest stage that can: verified, falsified (with a counterexample
     on file), misclassified, or unknown after all of them.
     """
-    from gls_lirpa.certification.job import shell_command
-    from gls_lirpa.exchange.command import certify_command
+    from gls_lirpa.jobs.certify import shell_command
+    from gls_lirpa.jobs.command import certify_command
 
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     certify_command(

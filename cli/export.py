@@ -28,6 +28,6 @@ def export(run: Path, **options: Any) -> None:
     The network takes pixels in [0, 1]: normalisation is inside. With --vnnlib, each sample becomes the
     property that another class reaches its label within the radius; `unsat` means robust.
     """
-    from gls_lirpa.exchange.job import export_job
+    from gls_lirpa.jobs.exchange import export_job
 
     export_job(run, **options)

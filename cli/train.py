@@ -15,11 +15,11 @@ from .options import Assignment, Numbers, Radius
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
 @click.option("--net", help="cnn3-tiny, cnn3, cnn5, cnn5-l, cnn7, cnn7-bn, or path/to/file.py:factory.")
-@click.option("--loss", help="robust (default), robust-fused, sabr, taps, staps, mtl-ibp, pgd or natural.")
+@click.option("--loss", help="robust (default), robust-fused, sabr, taps, staps, mtl, cc, exp, pgd or natural.")
 @click.option("--relaxation", help="ibp, hbox, crown-ibp, crown (= deeppoly), alpha-crown or alpha-crown-step.")
 @click.option("--estimator", help="grad, rgs, pgpe or sam.")
 @click.option(
-    "--preset", help="A recipe, e.g. mnist-0.1 or paper-mnist-0.1; by default the tuned one, if there is one."
+    "--preset", help="paper, tuned (default, if there is one), or a recipe by name, e.g. mnist-0.1 or paper-mnist-0.1."
 )
 @click.option("--config", type=click.Path(path_type=Path), help="JSON file with any of the run's fields.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
@@ -42,6 +42,8 @@ from .options import Assignment, Numbers, Radius
 @click.option("--sigma", type=float, help="Standard deviation of the smoothing (rgs, pgpe).")
 @click.option("--samples", type=int, help="Perturbed networks per step (rgs).")
 @click.option("--split", is_flag=True, default=None, help="Each part of the batch sees its own perturbation (rgs).")
+@click.option("--relative", is_flag=True, default=None, help="Sigma in units of each layer's weights (rgs).")
+@click.option("--sigma-per-lr", type=float, help="Sigma is this times the learning rate, always (rgs).")
 @click.option("--population", type=int, help="Perturbed networks per step (pgpe).")
 @click.option("--rho", type=float, help="Radius of the ascent step (sam).")
 @click.option("--set", "assignments", type=Assignment(), multiple=True, help="A loss option, e.g. --set steps=10.")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.convolutions import InputGradients
 from gls_lirpa.errors import ConfigError
 

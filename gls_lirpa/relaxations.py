@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.registry import Registry
+from gls_lirpa.engine.batchnorm import Statistics
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.relaxation import Relaxation
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import Registry
 
-if TYPE_CHECKING:
-    from gls_lirpa.engine.batchnorm import Statistics
-    from gls_lirpa.engine.bounds import BoundEngine
-    from gls_lirpa.engine.boxes import Bounds, Box
-
-BoundFunction = Callable[["BoundEngine", "Box", Tensor, "Statistics"], "Bounds"]
-
-
-@dataclass(frozen=True)
-class Relaxation:
-    """How bounds are computed. ``light``: memory per sample is that of a forward pass."""
-
-    name: str
-    bound: BoundFunction
-    differentiable: bool = True
-    light: bool = False
+__all__ = ["RELAXATIONS", "Relaxation", "get_relaxation"]
 
 
 def _relaxed(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Subject
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.solver import Outcome, Query, Solver, SolverSettings
 from gls_lirpa.solver.ascent import optimise
 from gls_lirpa.solver.bounds import SplitBounds

@@ -14,9 +14,9 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.certification.stage import OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.models import Normalize, fold_batchnorm
 
 

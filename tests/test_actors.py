@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base import ray_session
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import ConfigError, GLSError
-from gls_lirpa.estimators import PGPE, RGS, actors, ray_session, reset_batchnorm
+from gls_lirpa.estimators import PGPE, RGS, actors, reset_batchnorm
 from gls_lirpa.estimators.transport import Shipment, build, describe
 from gls_lirpa.estimators.weights import Weights
 from gls_lirpa.estimators.worker import Member, Task, Worker

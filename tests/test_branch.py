@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification import complete
 from gls_lirpa.certification.stage import Findings
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.solver import SolverSettings, ascent, form, search, settings, slope_store, tree
 from gls_lirpa.solver.bounds import SplitBounds

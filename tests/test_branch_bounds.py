@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.models import build_model
 from gls_lirpa.solver.ascent import optimise
 from gls_lirpa.solver.bounds import SplitBounds

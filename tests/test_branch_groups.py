@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.engine import ascent
-from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.solver import group_ascent
 from gls_lirpa.solver import groups as groups_module
 from gls_lirpa.solver.ascent import optimise

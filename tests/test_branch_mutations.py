@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import margin_spec
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.solver import facets, tree
 from gls_lirpa.solver.ascent import Bounds, optimise
 from gls_lirpa.solver.bounds import SplitBounds

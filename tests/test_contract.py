@@ -30,7 +30,9 @@ MAKE: dict[str, Callable[[CertifiedLoss, nn.Module], Callable[..., Tensor]]] = {
 OPTIONS: dict[str, dict[str, float]] = {
     "pgd": {"steps": 2},
     "sabr": {"steps": 2},
-    "mtl-ibp": {"steps": 2},
+    "mtl": {"steps": 2},
+    "cc": {"steps": 2},
+    "exp": {"steps": 2},
     "taps": {"latent_steps": 3},
     "staps": {"latent_steps": 3, "steps": 2},
 }

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from gls_lirpa import data, sampling
+from gls_lirpa import data
+from gls_lirpa.base import sampling
+from gls_lirpa.base.sampling import permutation, stratified_split
 from gls_lirpa.data import DATASETS, Augmentation, Split, batches, load_dataset
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.readers import download
-from gls_lirpa.sampling import permutation, stratified_split
 
 
 @pytest.mark.parametrize("module", [data, sampling, download])

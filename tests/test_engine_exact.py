@@ -10,8 +10,8 @@ import torch
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.relaxations import RELAXATIONS, get_relaxation
 from tests import networks
 from tests.bounding import assert_below, relaxation

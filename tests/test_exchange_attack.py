@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import Forward
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.solver import exchange
 from gls_lirpa.solver.exchange import exchange_attack
 from tests.branch_problems import RENEWING, near_boundary, search_of

@@ -20,9 +20,9 @@ from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.workers import WorkerPool
 from gls_lirpa.exchange.counterexample import Counterexample
 from gls_lirpa.exchange.export import write_onnx
-from gls_lirpa.exchange.job import export_job
 from gls_lirpa.exchange.onnx_model import read_onnx
 from gls_lirpa.exchange.vnnlib import read_vnnlib
+from gls_lirpa.jobs.exchange import export_job
 from gls_lirpa.training import TrainConfig, load_run, train
 from tests.conftest import Glscert
 from tests.test_training import Quiet
@@ -170,6 +170,8 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "stage": (("net.onnx", "--vnnlib", "sat.vnnlib", "--stages", "crwn"), "did you mean 'crown'"),
     "timeout": (("net.onnx", "--vnnlib", "sat.vnnlib", "--timeout", "0"), "expected a timeout > 0"),
     "nodes": (("net.onnx", "--vnnlib", "sat.vnnlib", "--max-nodes", "0"), "max_nodes"),
+    "setting": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "candidate=3"), "did you mean 'candidates'"),
+    "setting's value": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "candidates=0"), "candidates >= 1, got 0"),
     "property of a run": (("sat.vnnlib", "--vnnlib", "sat.vnnlib"), "needs a network in an .onnx file"),
     "weights without a network": (("sat.vnnlib", "--dataset", "digits", "--eps", "0.1"), "add --net"),
 }

@@ -9,7 +9,7 @@ import onnx
 import pytest
 import torch
 
-from gls_lirpa.certification.cascade import certify
+from gls_lirpa.certification import certify
 from gls_lirpa.errors import UnsupportedLayerError
 from gls_lirpa.exchange.onnx_model import read_onnx
 from tests.onnx_nets import node, save

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gls_lirpa import CertifiedLoss, linf_box
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.losses.fusion import chord_weights, fused
 from gls_lirpa.relaxations import RELAXATIONS, get_relaxation
 from tests.baseline_reference import (

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.certification.api import certify
 from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.exchange.cases import Conjunction
 from gls_lirpa.exchange.property import property_network
-from gls_lirpa.exchange.vnnlib import Conjunction
 from gls_lirpa.solver import SolverSettings, input_split
 from gls_lirpa.solver.sub_boxes import SubBoxes, clipped, halves
 from tests.branch_problems import oracle

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.solver import SolverSettings
 from gls_lirpa.solver import exact as exact_module

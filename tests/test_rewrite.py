@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.doctor.operator_cases import Function
 from gls_lirpa.engine import modules, rewrite
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.proof import Proof, UnprovenError, proof_points
 from gls_lirpa.engine.rewrite import Rewriting, rewritten
 from gls_lirpa.errors import UnsupportedLayerError
-from gls_lirpa.operator_cases import Function
 from tests.bounding import SMOOTH, margins_at, relaxation
 
 IMAGE = (2, 5, 6)

@@ -20,13 +20,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.certification import STAGES, StageOptions, certify
 from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.rounding import rounding
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
-from gls_lirpa.engine.boxes import Box, linf_box
-from gls_lirpa.errors import EngineError
+from gls_lirpa.doctor.operator_cases import CASES, Function, random_network
+from gls_lirpa.doctor.selftest import lowest_points
+from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.errors import EngineError, UnsupportedLayerError
 from gls_lirpa.models import build_model
+from gls_lirpa.relaxations import RELAXATIONS
 
 FAST = StageOptions(attack_steps=5, attack_restarts=1, iterations=3)
 STAGES_ALL = ("ibp", "hbox", "crown-ibp", "crown", "alpha-crown", "bab", "milp")
@@ -462,3 +466,85 @@ def test_a_stage_that_fails_is_told(error: Exception) -> None:
     assert alone[2].errors == {"test-fails": str(error) or "MemoryError"} and "test-fails" in alone[2].detail
     assert [record.verdict for record in after] == ["verified"] * 4  # the other stages still run
     assert [bool(record.errors) for record in after] == [False, False, True, False]
+
+
+# -- every operation that is bounded ---------------------------------------------------------------------------
+
+WITHOUT_RULE = ("upsample", "computed in the forward pass", "gelu", "silu", "elu", "softplus")
+"""Interpolation weights, and what a forward pass computes from constants or weights, are rounded in unknown ways."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_operation_of_the_table(name: str) -> None:
+    """The network in float32 against float64, and a float32 bound against the same one in float64."""
+    bounded = 0
+    for seed in range(4):
+        model, shape = random_network(CASES[name].layer, seed, image=CASES[name].image)
+        with torch.no_grad():
+            for parameter in model.parameters():  # so that there is something to round
+                parameter.mul_(20.0)
+        exact = copy.deepcopy(model).double()
+        box = linf_box(torch.rand(2, *shape, generator=torch.Generator().manual_seed(seed)), 0.1)
+        labels = torch.tensor([0, 1])
+        need = rounding(model, box, labels, classes=3)
+        if need.reason:
+            assert any(word in need.reason for word in WITHOUT_RULE)
+            continue
+        bounded += 1
+        spec = margin_spec(labels, 3)
+        with torch.no_grad():
+            inside = lowest_points(model, box, spec, samples=32, steps=2, seed=seed)
+            computed, true = (
+                (spec.to(x) @ network(x.flatten(0, 1)).unflatten(0, x.shape[:2]).unsqueeze(-1)).squeeze(-1).double()
+                for network, x in ((model, inside), (exact, inside.double()))
+            )
+            assert bool(((computed - true).abs() <= need.forward).all())
+            relaxation = RELAXATIONS.get("crown" if "crown" in CASES[name].bounded else "ibp")
+            wide = Box(box.lower.double(), box.upper.double())
+            try:
+                single = BoundEngine(model, box.lower).bounds(box, spec, relaxation).lower.double()
+                double = BoundEngine(exact, wide.lower).bounds(wide, spec.double(), relaxation).lower
+            except UnsupportedLayerError:
+                continue
+        assert bool((single - double <= need.bound).all())
+    assert bounded or name == "GELU, SiLU, ELU"
+
+
+def test_windows_divided_by_a_negative_number() -> None:
+    model = nn.Sequential(nn.AvgPool2d(2, divisor_override=-2), nn.Flatten(), nn.Linear(4, 2))
+    found = rounding(model, linf_box(torch.rand(1, 1, 4, 4), 0.1), torch.tensor([0]), classes=2)
+    assert float(found.forward.min()) > 0 and float(found.bound.min()) > 0
+
+
+def test_a_number_computed_from_weights_in_float64_is_none_of_pythons() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, factor: float | None) -> None:
+            super().__init__()
+            self.layer, self.factor = nn.Linear(3, 2), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) * (self.layer.weight.norm() if self.factor is None else self.factor)
+
+    x = torch.rand(1, 3, dtype=torch.float64)
+    found = [rounding(Scaled(factor).double(), Box(x, x), torch.tensor([0]), classes=2) for factor in (None, 3.0)]
+    assert "computed in the forward pass" in found[0].reason and not found[1].reason
+
+
+@pytest.mark.parametrize(
+    "write", [nn.ReLU(inplace=True), Function(lambda x: x.mul_(0.5)), Function(lambda x: x[:, :1].neg_() + x)]
+)
+def test_a_network_that_writes_into_its_input_is_refused(write: nn.Module) -> None:
+    x = torch.rand(2, 3)
+    before = x.clone()
+    model = nn.Sequential(write, nn.Linear(3, 2))
+    for attempt in (lambda: certify(model, x, torch.tensor([0, 1]), eps=0.01), lambda: BoundEngine(model, x)):
+        with pytest.raises(UnsupportedLayerError, match="writes into its own input"):
+            attempt()
+    assert torch.equal(x, before)
+
+
+def test_writes_inside_the_network_are_fine() -> None:
+    x = torch.rand(2, 3)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), Function(lambda x: x.mul_(0.5)), nn.Linear(3, 2))
+    records = certify(model, x, model(x).argmax(1), eps=0.0, options=FAST)
+    assert [record.verdict for record in records] == ["verified"] * 2

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from gls_lirpa import schedules
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.schedules import EpsSchedule, StepDecay
+from gls_lirpa.training import schedules
+from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
 
 def test_docstring_examples() -> None:

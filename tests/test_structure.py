@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa import structure
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.models import MODELS, build_model, fold_batchnorm, split_blocks
+from gls_lirpa.models import MODELS, build_model, fold_batchnorm, split_blocks, structure
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 

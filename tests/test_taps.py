@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from gls_lirpa import CertifiedLoss, linf_box
 from gls_lirpa.attacks import pgd_points
+from gls_lirpa.base.boxes import Box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.sabr import small_box
 from gls_lirpa.losses.taps import LatentAttack, attacked, connect, product, second_block

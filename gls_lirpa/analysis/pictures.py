@@ -13,7 +13,7 @@ from gls_lirpa.analysis.dynamics import Dynamics
 from gls_lirpa.analysis.landscape import Landscape
 from gls_lirpa.analysis.tightness import Tightness
 from gls_lirpa.analysis.toys import Toy
-from gls_lirpa.figures import new_figure, save_figure
+from gls_lirpa.base.figures import new_figure, save_figure
 
 LOOKS = (
     ("#000000", "-", "o"),

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gls_lirpa.base import ray_session
+from gls_lirpa.base.interruption import Interrupted, stop_requests
 from gls_lirpa.bench.execute import SilentReporter, perform
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.suite import PlannedRun
-from gls_lirpa.estimators import ray_session
-from gls_lirpa.training.loop import Interrupted, stop_requests
 
 POLL_SECONDS = 1.0
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.bench.context import Context
 from gls_lirpa.bench.sections import Entry, Section, Table
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.plain import METHODS, plain_loss, torch_convolutions
 from gls_lirpa.estimators import ESTIMATORS, PGPE
-from gls_lirpa.files import replace_file
 from gls_lirpa.losses import CertifiedLoss
 from gls_lirpa.models import build_model
 from gls_lirpa.relaxations import RELAXATIONS

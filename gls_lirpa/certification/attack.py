@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import Generators, check_attack, input_gradient, project, random_points, violation
+from gls_lirpa.base.boxes import Box, other_classes
+from gls_lirpa.base.seeds import sample_generators
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, StageOptions, Subject
-from gls_lirpa.engine.boxes import Box, other_classes
 from gls_lirpa.engine.wrap import preserved
 
 ATTACK_BATCH = 256
@@ -162,19 +163,6 @@ class AttackStage:
         broken = (result.margins <= 0).tolist()
         points = [point if hit else None for point, hit in zip(result.points, broken, strict=True)]
         return Findings(torch.full_like(samples.lower, -torch.inf), points, [False] * len(samples))
-
-
-def sample_generators(seed: int, indices: Tensor) -> list[torch.Generator]:
-    """One generator per sample, so that what a sample sees does not depend on its batch.
-
-    >>> sample_generators(0, torch.tensor([3]))[0].initial_seed() == 3 * 0x9E3779B97F4A7C15 % 2**63
-    True
-    """
-    # Multiplying by an odd constant keeps (seed, index) pairs apart: neighbours get distant seeds.
-    return [
-        torch.Generator().manual_seed((seed * 0xD1342543DE82EF95 + index * 0x9E3779B97F4A7C15) % 2**63)
-        for index in indices.tolist()
-    ]
 
 
 STAGES.register("pgd", AttackStage, aliases=("attack",))

@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.solver import Outcome, Query, Solver, SolverSettings
 
 Search = Callable[[Solver, Query], Outcome]
@@ -31,7 +31,7 @@ class CompleteStage:
 
     >>> from torch import nn
     >>> from gls_lirpa.engine.bounds import BoundEngine
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     >>> x = torch.rand(1, 1, 2, 2)

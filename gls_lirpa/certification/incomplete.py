@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Bounds, Box, crossed, margin_spec
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
-from gls_lirpa.engine.boxes import Bounds, Box, crossed, margin_spec
 from gls_lirpa.errors import EngineError
 from gls_lirpa.relaxations import Relaxation, get_relaxation
 

@@ -91,6 +91,7 @@ def settled(arithmetic: Arithmetic, value: Value, terms: int) -> Value:
     grow = 1 + 8 * (terms + 8) * UNIT
     error, slack, magnitude = (part * grow for part in (value.error, value.slack, value.magnitude))
     safe = error + slack + magnitude < arithmetic.largest / 4  # false for a NaN
+    safe &= (error >= 0) & (slack >= 0) & (magnitude >= 0)
     error, slack = (torch.where(safe, part, torch.inf) for part in (error, slack))
     wide = 4 * (UNIT / arithmetic.unit) * error
     return Value(value.lower - wide, value.upper + wide, error, magnitude, slack)
@@ -208,6 +209,15 @@ class Spread(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Spread({tuple(self.shape)})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Functions that have a rule as a whole; others are dispatched by the operations they consist of."""
+        rules = args[0].rules if args and isinstance(args[0], cls) else {}
+        found = rules[func](func, *args, **(kwargs or {})) if func in rules else NotImplemented
+        if found is not NotImplemented:
+            return found
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gls_lirpa.base.figures import new_figure, save_figure
 from gls_lirpa.certification.records import Record
-from gls_lirpa.figures import new_figure, save_figure
 
 LEAST_SECONDS = 1e-4
 STYLES = {"verified": ("-", "o"), "falsified": ("--", "s")}

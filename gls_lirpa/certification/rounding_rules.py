@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from math import prod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gls_lirpa.certification.magnitudes import (
@@ -17,24 +19,25 @@ from gls_lirpa.certification.magnitudes import (
     added,
     affine,
     exact,
-    monotone,
-    relu,
     scaled,
-    settled,
 )
+from gls_lirpa.certification.rounding_kinks import ACTIVATION_RULES
 
 aten = torch.ops.aten
 
 Rule = Callable[..., Any]
 
-FUNCTION_ROUNDINGS = 8
-"""Sigmoid and tanh are assumed to be right within 4 units in the last place, that is 8 roundings."""
+_PARTS = tuple(part.name for part in fields(Value))
 
-_STRUCTURAL = (
+_VIEWS = (
     *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "squeeze", "unsqueeze", "expand", "slice"),
-    *("select", "alias", "detach", "clone", "contiguous", "flatten", "lift_fresh"),
+    *("select", "alias", "detach", "flatten"),
 )
-_COPIES = ("clone", "contiguous", "lift_fresh")
+_COPIES = (
+    *("clone", "contiguous", "lift_fresh", "flip", "roll", "index", "index_select", "repeat", "pixel_shuffle"),
+    *("pixel_unshuffle", "channel_shuffle", "reflection_pad2d", "replication_pad2d"),
+)
+"""What moves entries and rounds nothing, without and with a memory of its own."""
 
 
 def network_rules(model: nn.Module) -> dict[Any, Rule]:
@@ -55,10 +58,15 @@ def _weight(held: set[int], tensor: Any) -> Tensor:
         raise NoRuleError("product of two values that depend on the input")
     if not isinstance(tensor, Tensor):
         return torch.tensor(float(tensor), dtype=torch.float64)
-    number = tensor.dim() == 0 and tensor.dtype in (torch.float64, torch.int64)  # as Python's numbers come
-    if not number and tensor.untyped_storage().data_ptr() not in held:
+    if not _is_number(tensor) and tensor.untyped_storage().data_ptr() not in held:
         raise NoRuleError("weights computed in the forward pass")
     return tensor.detach().double()
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Python's numbers come as scalars that, unlike computed ones, do not make a scalar of float32 one of float64."""
+    decides = torch.result_type(torch.zeros((), dtype=torch.float32), tensor)
+    return tensor.dim() == 0 and tensor.dtype in (torch.float64, torch.int64) and decides == torch.float32
 
 
 def _with_weights(weight: Callable[[Any], Tensor]) -> dict[Any, Rule]:
@@ -74,21 +82,24 @@ def _with_weights(weight: Callable[[Any], Tensor]) -> dict[Any, Rule]:
         padding: Any,
         dilation: Any,
         transposed: bool,
-        _: Any,
+        output_padding: Any,
         groups: int,
     ) -> Spread:
-        if transposed or not isinstance(x, Spread):
-            raise NoRuleError("transposed convolution" if transposed else "convolution with weights from the input")
+        if not isinstance(x, Spread):
+            raise NoRuleError("convolution with weights from the input")
         w64 = weight(w)
         bias = None if b is None else weight(b).view(-1, *[1] * (w64.dim() - 2))
 
         def apply(z: Tensor, absolute: bool) -> Tensor:
             kernel = w64.abs() if absolute else w64
-            result: Tensor = aten.convolution(z, kernel, None, stride, padding, dilation, False, [0, 0], groups)
+            rest = (stride, padding, dilation, transposed, output_padding, groups)
+            result: Tensor = aten.convolution(z, kernel, None, *rest)
             return result
 
-        size = prod(w64.shape[2:])
-        terms, rows, highest = w64.shape[1] * size, w64.shape[0] // groups * size, _highest(w64)
+        size, highest = prod(w64.shape[2:]), _highest(w64)
+        terms, rows = w64.shape[1] * size, w64.shape[0] // groups * size
+        if transposed:  # (in, out / groups, …) instead of (out, in / groups, …)
+            terms, rows = rows, terms
         found = affine(x.arithmetic, x.value, apply, terms=terms, rows=rows, largest=highest, offset=bias)
         return x.like(found)
 
@@ -157,8 +168,7 @@ def _with_weights(weight: Callable[[Any], Tensor]) -> dict[Any, Rule]:
     def cat(func: Any, tensors: Sequence[Any], dim: int = 0) -> Spread:
         spread: Spread = next(t for t in tensors if isinstance(t, Spread))
         values = [value_of(t) for t in tensors]
-        names = ("lower", "upper", "error", "magnitude", "slack")
-        return spread.like(Value(*(func([getattr(v, name) for v in values], dim) for name in names)))
+        return spread.like(Value(*(func([getattr(v, name) for v in values], dim) for name in _PARTS)))
 
     return {
         aten.convolution: conv,
@@ -195,33 +205,22 @@ def _in_place(rule: Rule) -> Rule:
 
 
 def _structural(func: Any, x: Spread, *args: Any, **kwargs: Any) -> Spread:
-    found = x.like(x.value.each(lambda part: func(part, *args, **kwargs)))
-    if func.overloadpacket.__name__ not in _COPIES:
+    name = func.overloadpacket.__name__
+    if name in ("view", "_unsafe_view"):  # the parts need not lie in memory as the tensor that they stand for would
+        found = x.like(x.value.each(lambda part: part.reshape(args[0])))
+    else:
+        found = x.like(x.value.each(lambda part: func(part, *args, **kwargs)))
+    if name not in _COPIES:
         found.aliased = x.aliased = True
     return found
 
 
-def _monotone(func: Any, x: Spread) -> Spread:
-    function = getattr(torch, func.overloadpacket.__name__.removesuffix("_"))
-    found = monotone(x.arithmetic, x.value, function, roundings=FUNCTION_ROUNDINGS, range_=1.0)
-    return x.like(found)
-
-
-def _relu(func: Any, x: Spread) -> Spread:
-    return x.like(relu(x.arithmetic, x.value))
-
-
-def _leaky_relu(func: Any, x: Spread, slope: float = 0.01) -> Spread:
-    if not 0 <= slope <= 1:
-        raise NoRuleError(f"LeakyReLU with slope {slope}")
-    function = partial(torch.nn.functional.leaky_relu, negative_slope=slope)
-    return x.like(monotone(x.arithmetic, x.value, function, roundings=2))
-
-
-def _clamp(func: Any, x: Spread, low: float | None = None, high: float | None = None) -> Spread:
-    ends = [float(end) for end in (low, high) if end is not None]
-    function = partial(torch.clamp, min=low, max=high)
-    return x.like(monotone(x.arithmetic, x.value, function, range_=max(map(abs, ends), default=0.0)))
+def _pieces(func: Any, x: Spread, *args: Any, **kwargs: Any) -> list[Spread]:
+    pieces = [func(getattr(x.value, name), *args, **kwargs) for name in _PARTS]
+    found = [x.like(Value(*parts)) for parts in zip(*pieces, strict=True)]
+    for piece in (x, *found):
+        piece.aliased = True
+    return found
 
 
 def _negate(func: Any, x: Spread) -> Spread:
@@ -230,50 +229,50 @@ def _negate(func: Any, x: Spread) -> Spread:
 
 
 def _mean(func: Any, x: Spread, *args: Any, **kwargs: Any) -> Spread:
-    """Averages and sums: linear with weights ≥ 0, so that W = |W|. Window sizes are at most the image."""
+    """Averages and sums: linear with weights of one sign, so that |W| z = |W z| for z ≥ 0."""
     dims = args[0] if args and func.overloadpacket in (aten.mean, aten.sum) else [-1]
     if dims is None or any(dim % x.dim() == 0 for dim in dims) or kwargs.get("dtype") is not None:
         raise NoRuleError("mean over the whole batch")
-    terms = prod(x.shape[1:]) if func.overloadpacket in (aten.mean, aten.sum) else prod(x.shape[2:])
+    # A window is at most the image; an average pool of an image of one pixel may divide by more.
+    terms = prod(x.shape[1:])
     if func.overloadpacket is aten.avg_pool2d:
-        terms = prod(args[0])
+        terms = max(args[0]) ** 2
 
     def apply(z: Tensor, absolute: bool) -> Tensor:
         result: Tensor = func(z, *args, **kwargs)
-        return result
+        return result.abs() if absolute else result
 
     return x.like(affine(x.arithmetic, x.value, apply, terms=terms + 2, rows=terms + 2))
 
 
-def _max_pool(func: Any, x: Spread, *args: Any) -> tuple[Spread, Tensor]:
-    pooled = x.value.each(lambda part: func(part, *args)[0])
-    a = x.arithmetic
-    magnitude = 2 * pooled.magnitude
-    slack = 2 * pooled.slack + a.gamma(16) * (magnitude + pooled.slack) + 4 * a.tiny
-    found = settled(a, Value(pooled.lower, pooled.upper, pooled.error, magnitude, slack), 1)
-    return x.like(found), torch.zeros(found.lower.shape, dtype=torch.int64, device=x.device)
-
-
 def _pad(func: Any, x: Spread, pad: Any, value: float = 0) -> Spread:
-    if value != 0:
-        raise NoRuleError("padding with a value other than 0")
-    return x.like(x.value.each(lambda part: func(part, pad, 0)))
+    padded = x.value.each(lambda part: func(part, pad, 0))
+    if value == 0:
+        return x.like(padded)
+    border = func(torch.zeros_like(x.value.lower[:1]), pad, value)
+    return x.like(added(x.arithmetic, padded, exact(border), 1))
 
 
-def _structural_rules(names: Iterable[str]) -> dict[Any, Rule]:
-    return {getattr(aten, name): _structural for name in names if hasattr(aten, name)}
+def _circular_pad(func: Any, x: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+    """As a whole: torch composes it of writes into a tensor without values."""
+    if mode != "circular" or not isinstance(x, Spread):
+        return NotImplemented
+    return x.like(x.value.each(lambda part: func(part, pad, mode)))
+
+
+def _written(rules: dict[Any, Rule]) -> dict[Any, Rule]:
+    """The same rules for what writes into its first argument."""
+    named = {f"{packet.__name__}_": rule for packet, rule in rules.items()}
+    return {getattr(aten, name): _in_place(rule) for name, rule in named.items() if hasattr(aten, name)}
 
 
 _RULES: dict[Any, Rule] = {
-    **_structural_rules(_STRUCTURAL),
-    aten.relu: _relu,
-    aten.relu_: _in_place(_relu),
-    aten.leaky_relu: _leaky_relu,
-    aten.leaky_relu_: _in_place(_leaky_relu),
-    **dict.fromkeys((aten.sigmoid, aten.tanh), _monotone),
-    **dict.fromkeys((aten.clamp, aten.hardtanh), _clamp),
+    **{getattr(aten, name): _structural for name in (*_VIEWS, *_COPIES) if hasattr(aten, name)},
+    **dict.fromkeys((aten.split, aten.split_with_sizes, aten.unbind), _pieces),
+    **ACTIVATION_RULES,
+    **_written(ACTIVATION_RULES),
     aten.neg: _negate,
     **dict.fromkeys((aten.mean, aten.sum, aten.avg_pool2d, aten._adaptive_avg_pool2d), _mean),
-    aten.max_pool2d_with_indices: _max_pool,
     aten.constant_pad_nd: _pad,
+    F.pad: _circular_pad,
 }

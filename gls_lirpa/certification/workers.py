@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from gls_lirpa.base import ray_session
 from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.data import Split
 from gls_lirpa.errors import ConfigError, GLSError
-from gls_lirpa.estimators import ray_session
 
 log = logging.getLogger(__name__)
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.autograd import scalar_with_gradient
+from gls_lirpa.base.autograd import scalar_with_gradient
+from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.engine import alpha, hbox, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
-from gls_lirpa.engine.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.engine.graph import Node, evaluate
 from gls_lirpa.engine.intersection import intersected
 from gls_lirpa.engine.memory import budget, retained_bytes
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.proof import proof_points
+from gls_lirpa.engine.relaxation import Relaxation
 from gls_lirpa.engine.row_network import RowNetwork, Tensors
 from gls_lirpa.engine.wrap import (
     LIRPA_FAILURES,
@@ -29,10 +30,6 @@ from gls_lirpa.engine.wrap import (
     split_normalization,
 )
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
-
-if TYPE_CHECKING:
-    from gls_lirpa.relaxations import Relaxation
-
 
 ROUTES = ("auto", "lirpa")
 
@@ -48,7 +45,7 @@ class BoundEngine:
     ``route="auto"`` bounds networks of affine layers and ReLUs by rows of unstable neurons alone, in our
     own code, and leaves others to auto_LiRPA; ``"lirpa"`` leaves everything to it, for the same bounds.
 
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> from gls_lirpa.relaxations import RELAXATIONS
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 2])
@@ -113,39 +110,61 @@ class BoundEngine:
             ]
         )
 
+    def layers(self, box: Box, relaxation: Relaxation) -> list[tuple[Tensor, Tensor]]:
+        """Lower and upper bounds of every ReLU's input in network order, and last of the logits, in one call.
+
+        >>> from gls_lirpa.base.boxes import linf_box
+        >>> from gls_lirpa.relaxations import RELAXATIONS
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(2, 4)
+        >>> layers = BoundEngine(model, x).layers(linf_box(x, 0.1), RELAXATIONS.get("crown"))
+        >>> [tuple(lower.shape) for lower, upper in layers]
+        [(2, 8), (2, 3)]
+        """
+        eye = torch.eye(self.classes, dtype=box.lower.dtype, device=box.lower.device)
+        rows = torch.cat([eye, -eye]).expand(len(box), -1, -1)
+        bounds = self.bounds(box, rows, relaxation)
+        lower, negative_upper = bounds.lower.split(self.classes, dim=1)
+        return [*bounds.intermediate.values(), (lower, -negative_upper)]
+
     def mean_loss(
         self,
         box: Box,
         labels: Tensor,
         relaxation: Relaxation,
-        sample_loss: Callable[[Tensor], Tensor],
+        sample_loss: Callable[..., Tensor],
         *,
+        beside: Sequence[Tensor] = (),
         statistics: Statistics | None = None,
     ) -> Tensor:
-        """The mean of ``sample_loss(margins)`` over the batch, in bounded memory.
+        """The mean of ``sample_loss(margins, *beside)`` over the batch, in bounded memory.
 
-        Where the batch does not fit one chunk, each chunk's gradient is computed at once and the
-        result carries the sum of them, so only one chunk's graph exists at a time. The gradient
-        reaches the weights, the statistics and the box, and nothing else ``sample_loss`` may use.
+        Tensors in ``beside`` have one row per sample. Where the batch does not fit one chunk, each
+        chunk's gradient is computed at once and the result carries the sum of them, so only one chunk's
+        graph exists at a time. The gradient reaches the weights, the statistics, the box and ``beside``,
+        and nothing else ``sample_loss`` may use.
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
         statistics = self._statistics(box, statistics)
         parts = self._chunks(box, spec, relaxation, statistics)
         if len(parts) == 1 or not self._needs_graph(relaxation, box):
-            losses = [sample_loss(self._bounds(box[part], spec[part], relaxation, statistics).lower) for part in parts]
+            losses = []
+            for part in parts:
+                bounds = self._bounds(box[part], spec[part], relaxation, statistics)
+                losses.append(sample_loss(bounds.lower, *(tensor[part] for tensor in beside)))
             return torch.cat(losses).mean()
         weights = [p for p in self.model.parameters() if p.requires_grad]
-        shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair)]
+        shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair), *beside]
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in shared]
-        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2::2], leaves[3::2], strict=True)
+        end = 2 + 2 * len(statistics)
+        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2:end:2], leaves[3:end:2], strict=True)
         detached = dict(zip(statistics, pairs, strict=True))
         wanted = [*weights, *(leaf for leaf in leaves if leaf.requires_grad)]
         total = torch.zeros((), dtype=box.lower.dtype, device=box.lower.device)
         gradients: list[Tensor | None] = [None] * len(wanted)
         for part in parts:
             bounds = self._bounds(ends[part], spec[part], relaxation, detached)
-            loss = sample_loss(bounds.lower).sum() / len(box)
+            loss = sample_loss(bounds.lower, *(leaf[part] for leaf in leaves[end:])).sum() / len(box)
             total += loss.detach()
             for i, new in enumerate(torch.autograd.grad(loss, wanted, allow_unused=True)):
                 old = gradients[i]

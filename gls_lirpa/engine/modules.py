@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.batchnorm import Statistics
-from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.engine.compat import default_dtype
 from gls_lirpa.engine.graph import Node, activations, read_graph, relu_inputs
 from gls_lirpa.engine.operators import check_operations

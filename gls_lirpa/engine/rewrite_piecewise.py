@@ -15,12 +15,12 @@ from gls_lirpa.errors import UnsupportedLayerError
 Tracked = Callable[[Any], bool]
 
 
-def _leaky(x: Tensor, slope: float) -> Tensor:
+def as_leaky_relu(x: Tensor, slope: float) -> Tensor:
     """s·x + (1 − s)·max(x, 0). For 0 ≤ s ≤ 1 both terms grow with x, so intervals stay exact."""
     return torch.relu(x) * (1.0 - slope) + x * slope
 
 
-def _clamped(x: Tensor, low: float | None, high: float | None) -> Tensor:
+def as_clamp(x: Tensor, low: float | None, high: float | None) -> Tensor:
     """max(x, a) = a + max(x − a, 0), then min(·, b) = b − max(b − ·, 0): a chain of monotone steps."""
     if low is not None and high is not None:
         # min(max(x, a), b) = b − max((b − a) − max(x − a, 0), 0), and b for a > b, as torch has it.
@@ -30,27 +30,47 @@ def _clamped(x: Tensor, low: float | None, high: float | None) -> Tensor:
     return x if high is None else high - torch.relu(high - x)
 
 
+def as_hardsigmoid(x: Tensor) -> Tensor:
+    """min(max(x/6 + 1/2, 0), 1)."""
+    return as_clamp(x / 6.0 + 0.5, 0.0, 1.0)
+
+
+def as_abs(x: Tensor) -> Tensor:
+    """|x| = 2·max(x, 0) − x."""
+    return torch.relu(x) * 2.0 - x
+
+
+def as_maximum(first: Tensor, second: Tensor) -> Tensor:
+    """max(a, b) = b + max(a − b, 0)."""
+    return torch.relu(first - second) + second
+
+
+def as_minimum(first: Tensor, second: Tensor) -> Tensor:
+    """min(a, b) = b − max(b − a, 0)."""
+    return second - torch.relu(second - first)
+
+
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _leaky_relu(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
     slope = _number(args[1] if len(args) > 1 else kwargs.get("negative_slope", 0.01))
-    return NotImplemented if slope is None else _leaky(args[0], slope)
+    return NotImplemented if slope is None else as_leaky_relu(args[0], slope)
 
 
 def _hardtanh(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
     low = _number(args[1] if len(args) > 1 else kwargs.get("min_val", -1.0))
     high = _number(args[2] if len(args) > 2 else kwargs.get("max_val", 1.0))
-    return NotImplemented if low is None or high is None else _clamped(args[0], low, high)
+    return NotImplemented if low is None or high is None else as_clamp(args[0], low, high)
 
 
 def _relu6(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
-    return _clamped(args[0], 0.0, 6.0)
+    return as_clamp(args[0], 0.0, 6.0)
 
 
 def _hardsigmoid(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
-    return _clamped(args[0] / 6.0 + 0.5, 0.0, 1.0)
+    return as_hardsigmoid(args[0])
 
 
 def _clamp(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
@@ -60,7 +80,7 @@ def _clamp(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked
     if any(end is not None and _number(end) is None for end in ends) or not tracked(args[0]):
         return NotImplemented
     low, high = (_number(end) for end in ends)
-    return _clamped(args[0], low, high)
+    return as_clamp(args[0], low, high)
 
 
 def _clamp_min(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
@@ -78,24 +98,24 @@ _CLAMP = inspect.signature(_clamp_signature)
 
 
 def _abs(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
-    """|x| = 2·max(x, 0) − x."""
-    return torch.relu(args[0]) * 2.0 - args[0]
+    return as_abs(args[0])
 
 
 def _maximum(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
-    """max(a, b) = b + max(a − b, 0), for two tensors of one shape."""
-    pair = (*args, *kwargs.values())
-    if len(pair) != 2 or not all(tracked(value) for value in pair) or pair[0].shape != pair[1].shape:
-        return NotImplemented
-    return torch.relu(pair[0] - pair[1]) + pair[1]
+    pair = _pair_of_one_shape(args, kwargs, tracked)
+    return NotImplemented if pair is None else as_maximum(*pair)
 
 
 def _minimum(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
-    """min(a, b) = b − max(b − a, 0)."""
+    pair = _pair_of_one_shape(args, kwargs, tracked)
+    return NotImplemented if pair is None else as_minimum(*pair)
+
+
+def _pair_of_one_shape(args: Any, kwargs: dict[str, Any], tracked: Tracked) -> tuple[Tensor, Tensor] | None:
     pair = (*args, *kwargs.values())
     if len(pair) != 2 or not all(tracked(value) for value in pair) or pair[0].shape != pair[1].shape:
-        return NotImplemented
-    return pair[1] - torch.relu(pair[1] - pair[0])
+        return None
+    return pair[0], pair[1]
 
 
 def _max_pool2d(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:

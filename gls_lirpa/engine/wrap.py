@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.engine.batchnorm import batchnorms
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.engine.compat import default_dtype, load_lirpa
 from gls_lirpa.engine.graph import read_graph
 from gls_lirpa.engine.operators import SUPPORTED, check_operations
 from gls_lirpa.engine.rewrite import rewritten
 from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
-from gls_lirpa.models import Normalize
 
 LIRPA_FAILURES = (
     RuntimeError,
@@ -91,13 +91,19 @@ def count_classes(model: nn.Module, example: Tensor) -> int:
     """The number of logits of ``model`` on inputs such as ``example``."""
     if example.dim() < 2 or not len(example) or not example.is_floating_point():
         raise DataError(f"expected a batch of floating-point inputs, got {tuple(example.shape)} of {example.dtype}")
+    one = example[:1].detach().clone()
     try:
         with torch.no_grad(), preserved(model):
             model.eval()
-            output = model(example[:1].detach())
+            output = model(one)
     except RuntimeError as error:
         message = " ".join(str(error).split())[:200]
         raise EngineError(f"the network cannot take inputs of shape {tuple(example.shape[1:])}: {message}") from error
+    if one._version:  # torch counts the writes, also those that change nothing at this input
+        raise UnsupportedLayerError(
+            "the network writes into its own input, so that it means another one the next time: "
+            "make its first layer return a new tensor (inplace=False)"
+        )
     if output.dim() != 2:
         raise EngineError(f"expected one row of logits per sample, got an output of shape {tuple(output.shape)}")
     return int(output.shape[1])

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.estimators.batchnorm import reset_batchnorm
 from gls_lirpa.estimators.grad import GRAD
 from gls_lirpa.estimators.pgpe import PGPE
 from gls_lirpa.estimators.protocol import Estimator
 from gls_lirpa.estimators.rgs import RGS
 from gls_lirpa.estimators.sam import SAM
-from gls_lirpa.registry import Registry
 
 __all__ = ["ESTIMATORS", "GRAD", "PGPE", "RGS", "SAM", "Estimator", "reset_batchnorm"]
 

@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gls_lirpa.base import ray_session
+from gls_lirpa.base.checks import number
 from gls_lirpa.errors import ConfigError, GLSError
-from gls_lirpa.estimators import ray_session
-from gls_lirpa.estimators.options import number
 from gls_lirpa.estimators.pool import BLOCKS, Factory
 from gls_lirpa.estimators.transport import Shipment, describe, unpack
 from gls_lirpa.estimators.worker import Task, Worker

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.estimators.options import number
+from gls_lirpa.base.checks import number
 from gls_lirpa.estimators.weights import Params
 from gls_lirpa.estimators.worker import Loss
 from gls_lirpa.estimators.wrapped import Wrapped

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.engine.boxes import Box, linf_box
+from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.exchange.constants import inline_constants
-from gls_lirpa.files import replace_file
-from gls_lirpa.structure import fold_batchnorm
+from gls_lirpa.models.structure import fold_batchnorm
 
 OPSET = 13
 """Old enough for every verifier in use, new enough for every layer of ours."""

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.errors import CheckpointError, ConfigError, DataError, GLSError
 from gls_lirpa.exchange.deadline import TimeLimit, time_limit
 from gls_lirpa.exchange.onnx_model import import_libraries, read_onnx
 from gls_lirpa.exchange.query import Answer, Limits, decide
 from gls_lirpa.exchange.vnnlib import read_vnnlib
-from gls_lirpa.files import replace_file
 
 COLUMNS = ("row", "onnx", "vnnlib", "timeout", "verdict", "seconds", "reason", "counterexample")
 
@@ -127,7 +127,12 @@ class ResultFolder:
 
     def _check_settings(self, limits: Limits) -> None:
         file = self.path / "settings.json"
-        content = {"stages": list(limits.stages), "seed": limits.seed, "max_nodes": limits.max_nodes}
+        content = {
+            "stages": list(limits.stages),
+            "seed": limits.seed,
+            "max_nodes": limits.max_nodes,
+            "bab": dataclasses.asdict(limits.bab),
+        }
         if file.exists() and json.loads(file.read_text()) != content:
             raise ConfigError(f"{str(self.path)!r} holds results made with other settings: choose another --out")
         replace_file(file, (json.dumps(content) + "\n").encode())

@@ -32,9 +32,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.losses.checks import with_gradient_or_refusal
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation

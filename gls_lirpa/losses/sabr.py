@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.attacks import project
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal

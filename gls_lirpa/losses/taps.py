@@ -39,15 +39,15 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import Forward, pgd_points
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
 from gls_lirpa.losses.sabr import relu_box, shrinking, small_box
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
+from gls_lirpa.models.structure import split_blocks
 from gls_lirpa.relaxations import Relaxation
-from gls_lirpa.structure import split_blocks
 
 
 class _Connector(torch.autograd.Function):

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.attacks import pgd_points
+from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.checks import with_gradient_or_refusal
-from gls_lirpa.registry import Registry
 from gls_lirpa.relaxations import Relaxation
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.relaxations import RELAXATIONS

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import input_gradient, project
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.solver.exchange import exchange_attack
 
 

@@ -117,7 +117,7 @@ class SplitForm(Problem):
         """The rows at positions ``t``, exactly: (n, rows).
 
         >>> from torch import nn
-        >>> from gls_lirpa.engine.boxes import Box
+        >>> from gls_lirpa.base.boxes import Box
         >>> from gls_lirpa.solver.builder import FormBuilder
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
         >>> box = Box(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))

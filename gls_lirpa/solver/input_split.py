@@ -13,8 +13,8 @@ import time
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, crossed
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, crossed
 from gls_lirpa.engine.linear import linear_bounds
 from gls_lirpa.relaxations import get_relaxation
 from gls_lirpa.solver.descent import Descent

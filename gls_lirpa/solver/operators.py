@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.solver.domains import Domains, Pass
 from gls_lirpa.solver.form import Problem

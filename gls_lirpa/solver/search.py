@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.solver.builder import FormBuilder, FormTooLargeError
 from gls_lirpa.solver.descent import Descent
@@ -52,7 +52,7 @@ class Query:
 class Solver:
     """Complete verification of one network; ``engine``: its bounds, ``seed``: of attacks and LP solver.
 
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval().requires_grad_(False)
     >>> x = torch.rand(1, 1, 2, 2)

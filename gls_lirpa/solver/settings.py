@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import nearest
 
 FROM_ZERO = (
     "tightening_iterations",
@@ -105,17 +106,20 @@ class SolverSettings:
             raise ConfigError(f"expected input_batch >= 2, got {self.input_batch}")
 
     @classmethod
-    def of(cls, given: Mapping[str, int | str]) -> SolverSettings:
-        """From names and values, as a command line gives them."""
+    def of(cls, given: Mapping[str, float | str]) -> SolverSettings:
+        """From names and values, as a command line gives them; what is not given has its default."""
         names = [field.name for field in fields(cls)]
         values: dict[str, int] = {}
         for name, value in given.items():
             if name not in names:
                 raise ConfigError(f"unknown setting {name!r} of branch and bound{nearest(name, names)}")
             try:
-                values[name] = int(value)
+                number = float(value)
             except ValueError:
-                raise ConfigError(f"expected an integer for {name}, got {value!r}") from None
+                number = math.nan
+            if not number.is_integer():
+                raise ConfigError(f"expected an integer for {name}, got {value!r}")
+            values[name] = int(number)
         return cls(**values)
 
     @property

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from gls_lirpa.engine.boxes import check_eps
+from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
-from gls_lirpa.initialization import INITIALIZERS
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
-from gls_lirpa.registry import Registry, nearest
+from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS
-from gls_lirpa.schedules import EpsSchedule, StepDecay
+from gls_lirpa.training.custom import CUSTOM
+from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class TrainConfig:
     loss_options: dict[str, float] = field(default_factory=dict)
     estimator_options: dict[str, float] = field(default_factory=dict)
     sigma_factor: float = 0.4
+    sigma_per_lr: float | None = None
     actors: int = 0
     ray_address: str | None = None
     gpus_per_actor: float = 0.0
@@ -79,7 +81,7 @@ class TrainConfig:
         }
         for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
-        if ".py:" not in self.net:
+        if ".py:" not in self.net and self.net != CUSTOM:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
@@ -89,6 +91,10 @@ class TrainConfig:
                 raise ConfigError(f"expected {name} >= {least}, got {value}")
         if self.grad_clip <= 0:
             raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
+        if self.sigma_per_lr is not None and (self.estimator != "rgs" or not 0 <= self.sigma_per_lr < math.inf):
+            raise ConfigError(
+                f"expected sigma_per_lr >= 0 with estimator 'rgs', got {self.sigma_per_lr} with {self.estimator!r}"
+            )
         self.eps_schedule()
         self.lr_schedule()
         LOSSES.get(self.loss).configured(self.loss_options)
@@ -106,7 +112,9 @@ class TrainConfig:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
 
     def sigma_schedule(self) -> StepDecay | None:
-        """RGS's σ decays with the learning rate; PGPE's is learned."""
+        """RGS's σ decays when the learning rate does, or is a multiple of it; PGPE's is learned."""
+        if self.sigma_per_lr is not None:
+            return StepDecay(self.sigma_per_lr * self.lr, factor=self.lr_factor, milestones=self.milestones)
         sigma = self.estimator_options.get("sigma")
         if self.estimator != "rgs" or sigma is None:
             return None

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.relaxations import Relaxation
 
 

@@ -16,19 +16,26 @@ from gls_lirpa.losses.literature import literature_options
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
+from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.loop import train
-from gls_lirpa.training.presets import estimator_defaults, get_preset, tuned_preset
+from gls_lirpa.training.presets import RECIPES, chosen_preset, estimator_defaults, get_preset
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
-ESTIMATOR_OPTIONS = {"rgs": ("sigma", "samples", "split"), "pgpe": ("sigma", "population"), "sam": ("rho",), "grad": ()}
+ESTIMATOR_OPTIONS = {
+    "rgs": ("sigma", "samples", "split", "relative"),
+    "pgpe": ("sigma", "population"),
+    "sam": ("rho",),
+    "grad": (),
+}
 DEFAULT_ESTIMATOR = "rgs"
 
 
 def make_config(options: dict[str, Any], config_file: Path | None = None) -> TrainConfig:
     """Preset, then configuration file, then options; later ones win.
 
-    With no preset named, the dataset's tuned one with the nearest ε applies.
+    ``paper`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε; without a preset
+    named, the tuned one applies.
 
     >>> make_config({"dataset": "mnist", "eps": 0.1, "estimator": "rgs"}).preset
     'mnist-0.1'
@@ -36,8 +43,9 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     given = {key: value for key, value in options.items() if value is not None and value != ()}
     fields = {**(read_config_file(config_file) if config_file else {}), **_fields(given)}
     estimator = ESTIMATORS.canonical(fields.get("estimator", DEFAULT_ESTIMATOR))
-    dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
-    preset = fields.get("preset") or tuned_preset(dataset, fields.get("eps"))
+    dataset = fields.get("dataset", _dataset_of(fields.get("preset")))
+    dataset = dataset if dataset == CUSTOM else DATASETS.canonical(dataset)
+    preset = chosen_preset(fields.get("preset"), dataset, fields.get("eps"))
     base = get_preset(preset, estimator, fields.get("net", "cnn3")) if preset else estimator_defaults(estimator)
     base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0))}
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
@@ -54,11 +62,13 @@ def _of_loss(fields: dict[str, Any], dataset: str, eps: float) -> dict[str, Any]
 
 
 def _dataset_of(preset: str | None) -> str:
-    return str(get_preset(preset, DEFAULT_ESTIMATOR)["dataset"]) if preset else "digits"
+    if preset is None or preset in RECIPES:
+        return "digits"
+    return str(get_preset(preset, DEFAULT_ESTIMATOR)["dataset"])
 
 
 def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    own = {"assignments", "sigma", "samples", "split", "population", "rho"}
+    own = {"assignments", *(key for keys in ESTIMATOR_OPTIONS.values() for key in keys)}
     fields = {key: value for key, value in given.items() if key not in own}
     if given.get("assignments"):
         fields["loss_options"] = dict(given["assignments"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.figures import new_figure, save_figure
+from gls_lirpa.base.figures import new_figure, save_figure
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import RunFolder

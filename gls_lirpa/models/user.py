@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import nearest
 
 _COUNTER = itertools.count()
 

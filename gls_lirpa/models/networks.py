@@ -1,4 +1,4 @@
-"""The paper's networks, for any image size and number of classes, and a user's own."""
+"""The paper's networks, for any image size and number of classes."""
 
 from __future__ import annotations
 
@@ -6,29 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from gls_lirpa.base.normalize import Normalize
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.initialization import INITIALIZERS, initialize
-from gls_lirpa.registry import Registry
-from gls_lirpa.structure import count_parameters, fold_batchnorm, split_blocks
-from gls_lirpa.user_models import load_user_model
-
-__all__ = [
-    "INITIALIZERS",
-    "MODELS",
-    "Architecture",
-    "Conv",
-    "ConvNet",
-    "Normalize",
-    "build_model",
-    "count_parameters",
-    "fold_batchnorm",
-    "initialize",
-    "load_user_model",
-    "split_blocks",
-]
+from gls_lirpa.models.initialization import initialize
+from gls_lirpa.models.structure import split_blocks
 
 
 class Conv(NamedTuple):
@@ -61,35 +45,6 @@ MODELS.register("cnn7", Architecture(_CNN7, (512,)))
 MODELS.register("cnn7-bn", Architecture(_CNN7, (512,), batchnorm=True))
 
 
-class Normalize(nn.Module):
-    """(x − mean) / std per channel, inside the network so that the ε-ball lives in pixel space.
-
-    Computed as a 1×1 convolution with a diagonal kernel: auto_LiRPA 0.3 cannot carry the bounds of a
-    convolution back through an elementwise division. Kernel and offset are buffers, never trained.
-
-    >>> Normalize((0.5,), (0.25,))(torch.ones(1, 1, 1, 1)).item()
-    2.0
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        super().__init__()
-        if len(mean) != len(std):
-            raise ConfigError(f"expected as many std as mean values, got {len(mean)} means and {len(std)} stds")
-        if not all(s > 0 for s in std):
-            raise ConfigError(f"expected std > 0, got {tuple(std)}")
-        scale = 1 / torch.tensor(tuple(std), dtype=torch.float64)
-        offset = -torch.tensor(tuple(mean), dtype=torch.float64) * scale
-        dtype = torch.get_default_dtype()
-        self.register_buffer("weight", torch.diag(scale)[:, :, None, None].to(dtype))
-        self.register_buffer("bias", offset.to(dtype))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.conv2d(x, self.weight, self.bias)
-
-
 class ConvNet(nn.Sequential):
     """A flat Sequential that knows its blocks.
 
@@ -98,7 +53,7 @@ class ConvNet(nn.Sequential):
     """
 
     def blocks(self) -> list[nn.Sequential]:
-        """The network cut after every ReLU; see :func:`gls_lirpa.structure.split_blocks`."""
+        """The network cut after every ReLU; see :func:`gls_lirpa.models.structure.split_blocks`."""
         return split_blocks(self)
 
 
@@ -117,7 +72,7 @@ def build_model(
     With ``mean`` and ``std`` the first layer is :class:`Normalize`. Weights follow from ``init`` and
     ``seed`` alone; the global random state is neither read nor changed.
 
-    >>> count_parameters(build_model("cnn5"))
+    >>> sum(p.numel() for p in build_model("cnn5").parameters())
     165850
     """
     name = MODELS.canonical(name)

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.files import replace_file
+from gls_lirpa.base.files import replace_file
 
 
 def new_figure(width: float = 7.0, height: float = 4.5) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.registry import Registry
+from gls_lirpa.base.registry import Registry
 
 # (weight shape, fan-in, generator) -> weight
 Initializer = Callable[[torch.Size, int, torch.Generator], Tensor]

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
-from gls_lirpa.engine.compat import load_lirpa, repair_torchvision, versions
+from gls_lirpa.engine.compat import load_lirpa, versions
 from gls_lirpa.errors import EngineError, GLSError
 from gls_lirpa.relaxations import RELAXATIONS
 
@@ -102,8 +103,8 @@ def deep_report() -> bool:
     from rich.progress import track
     from rich.table import Table
 
-    from gls_lirpa.operator_cases import CASES
-    from gls_lirpa.selftest import operator_table
+    from gls_lirpa.doctor.operator_cases import CASES
+    from gls_lirpa.doctor.selftest import operator_table
 
     table = Table("operation", *RELAXATIONS, title="bounds by operation, at random attributes")
     console, sound = Console(), True

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
+from gls_lirpa.doctor.operator_cases import CASES, CLASSES, Layer, random_network
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
-from gls_lirpa.operator_cases import CASES, CLASSES, Layer, random_network
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import nearest
 
 SHAPES = ("smooth", "linear", "none")
 

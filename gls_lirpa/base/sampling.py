@@ -16,29 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.seeds import Int64, UInt64, random_bits
 from gls_lirpa.errors import ConfigError
-
-UInt64 = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
 
 # One number per purpose, so that order and augmentation are independent of each other.
 _ORDER, _SPLIT, _AUGMENT = 1, 2, 3
-
-
-def _mix(state: UInt64) -> UInt64:
-    """SplitMix64's output function: a bijection of 64-bit words in which every input bit matters."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
-def _bits(key: tuple[int, ...], indices: Int64) -> UInt64:
-    """64 random bits for every index under a key."""
-    state = np.zeros(1, dtype=np.uint64)
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    for part in key:
-        state = _mix((state ^ np.uint64(part % 2**64)) + golden)
-    return _mix(state + (indices.astype(np.uint64) + np.uint64(1)) * golden)
 
 
 def permutation(size: int, *, seed: int, epoch: int) -> Int64:
@@ -48,7 +30,7 @@ def permutation(size: int, *, seed: int, epoch: int) -> Int64:
     [0, 1, 2, 3, 4]
     """
     indices: Int64 = np.arange(size, dtype=np.int64)
-    return np.argsort(_bits((seed, _ORDER, epoch), indices), kind="stable")
+    return np.argsort(random_bits((seed, _ORDER, epoch), indices), kind="stable")
 
 
 def stratified_split(labels: Tensor, fraction: float, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -63,7 +45,7 @@ def stratified_split(labels: Tensor, fraction: float, *, seed: int) -> tuple[Ten
     size = len(labels)
     number = 0 if fraction == 0 or size < 2 else min(max(round(fraction * size), 1), size - 1)
     classes = labels.numpy()
-    bits = _bits((seed, _SPLIT), np.arange(size, dtype=np.int64))
+    bits = random_bits((seed, _SPLIT), np.arange(size, dtype=np.int64))
     shuffled = np.lexsort((bits, classes))
     # A sample's relative rank in its shuffled class: the smallest ranks hold every class's share.
     counts = np.unique(classes, return_counts=True)[1]
@@ -92,7 +74,7 @@ class Augmentation:
 
     def __call__(self, images: Tensor, *, seed: int, epoch: int, indices: Tensor) -> Tensor:
         """Augment a batch N×C×H×W, of any dtype and in main memory, whose samples have these indices."""
-        bits = _bits((seed, _AUGMENT, epoch), indices.numpy())
+        bits = random_bits((seed, _AUGMENT, epoch), indices.numpy())
         pixels = images.numpy()
         if self.pad:
             pixels = self._crop(pixels, bits)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.certification.job import certify_job
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.exchange.job import instances_job, limits_of, property_job
+from gls_lirpa.jobs.certify import certify_job
+from gls_lirpa.jobs.exchange import instances_job, limits_of, property_job
 
-LIMITS = ("stages", "timeout", "seed", "max_nodes")
+LIMITS = ("stages", "timeout", "seed", "max_nodes", "bab")
 
 
 def certify_command(
