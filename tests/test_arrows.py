@@ -47,7 +47,7 @@ def package_of(parts: tuple[str, ...]) -> str:
     """The package of a module, given by the parts of its name below ``gls_lirpa``."""
     if not parts:
         return "gls_lirpa"
-    return "solver" if parts[0] == "engine" and len(parts) > 1 and parts[1].startswith("split") else parts[0]
+    return parts[0]
 
 
 def imports(root: Path = ROOT) -> Iterator[Import]:

@@ -94,6 +94,19 @@ class Bounds:
     intermediate: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
+CROSSED = 1e-4
+"""A lower bound above its upper bound by more than this share of their size is not rounding."""
+
+
+def crossed(bounds: Bounds) -> Tensor:
+    """Samples with a pre-activation whose bounds are NaN or cross by more than rounding."""
+    odd = torch.zeros(len(bounds.lower), dtype=torch.bool, device=bounds.lower.device)
+    for lower, upper in bounds.intermediate.values():
+        ordered = lower <= upper + CROSSED * (1 + upper.abs())  # false for a NaN
+        odd |= ~ordered.flatten(1).all(1)
+    return odd
+
+
 def concatenated(parts: list[Bounds]) -> Bounds:
     """Bounds of consecutive parts of a batch as those of the batch."""
     if len(parts) == 1:

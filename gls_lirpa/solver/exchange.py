@@ -1,6 +1,6 @@
 """An attack by many points that exchange windows of their inputs.
 
-A network of local layers is nearly a sum over the places of an image. Descent from one start settles every place on
+A network of convolutions is nearly a sum over positions of the image. Descent from one start settles every position on
 its own and keeps what it came to, good here and bad there; a point that takes a window from another and descends
 again is often better than both. On PGD-trained networks this finds margins far below those of any number of
 independent starts.
@@ -23,19 +23,20 @@ STEPS = (1.0, 0.5, 0.2, 0.1)
 """Sizes of the steps from random points and after an exchange, in units of each input's box radius."""
 
 _SMALLEST, _LARGEST = 1 / 7, 4 / 7
-"""Sides of a window as a share of the input's."""
+"""Sides of a window as a share of the input's: from about one receptive field of a cnn3 to half of the image."""
 
 _RANDOM = 0.3
-"""Share of windows that are filled with a random corner of the box instead of another point's values."""
+"""Share of windows that are filled with a random corner of the box, so that the points do not become all alike."""
 
 _RIVALS = 3
-"""The other point is the lowest of so many."""
+"""A window's values come from the point of lowest margin among three drawn at random."""
 
 _REVIEW = 50
-"""After so many rounds the attack ends if all that are left could not reach 0 at the pace of the last so many."""
+"""Every fiftieth round the fall of the lowest margin over the last fifty is extrapolated to the last round; the attack
+ends where that stays above 0."""
 
 
-def recombine(
+def exchange_attack(
     margins: Forward,
     box: Box,
     *,
@@ -50,7 +51,7 @@ def recombine(
 
     >>> box = Box(torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4))
     >>> generator = torch.Generator().manual_seed(0)
-    >>> found = recombine(lambda x: 15.5 - x.flatten(1).sum(1, keepdim=True), box, population=4, rounds=2,
+    >>> found = exchange_attack(lambda x: 15.5 - x.flatten(1).sum(1, keepdim=True), box, population=4, rounds=2,
     ...                   generator=generator)
     >>> found.sum().item()
     16.0
@@ -109,14 +110,14 @@ def _lowest_of_some(values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _windows(count: int, shape: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Masks (count, *shape) of a box of places each, the same in all channels (the first of several dimensions)."""
+    """Masks (count, *shape) of one window each, the same in all channels (the first of several dimensions)."""
     inside = torch.ones(count, *[1] * len(shape), dtype=torch.bool, device=like.device)
     share = _SMALLEST + (_LARGEST - _SMALLEST) * uniform((count, 1), like, generator)
     for axis in range(min(1, len(shape) - 1), len(shape)):
         side = shape[axis]
         size = (share * side).ceil()
         start = (uniform((count, 1), like, generator) * (side + size - 1)).floor() - size + 1
-        place = torch.arange(side, device=like.device)
-        along = (place >= start) & (place < start + size)
+        position = torch.arange(side, device=like.device)
+        along = (position >= start) & (position < start + size)
         inside = inside & along.reshape(count, *[side if other == axis else 1 for other in range(len(shape))])
     return inside

@@ -1,11 +1,11 @@
-"""The minimum of one row of a split form, exactly, on HiGHS: a MILP, or an LP where every sign is fixed.
+"""The minimum of one specification row of a split form, exactly, on HiGHS: a MILP, or an LP where every sign is fixed.
 
 Variables: t ∈ [−1, 1]^inputs, and per unstable neuron z ∈ [l, u], v ∈ [0, u] and a ∈ {0, 1} with
 
     z = W [t; v] + b,    v ≥ z,    v ≤ z − l (1 − a),    v ≤ u a,
 
-so that a = 1 forces v = z ≥ 0 and a = 0 forces v = 0 ≥ z. The bounds l, u are CROWN's, slightly
-widened, and the big-M constants; a split fixes a and one bound of z.
+so that a = 1 forces v = z ≥ 0 and a = 0 forces v = 0 ≥ z. The big-M constants l, u are the form's bounds of
+pre-activations, whatever made them; a split fixes a and one bound of z.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.split import SplitForm
 from gls_lirpa.errors import EngineError
+from gls_lirpa.solver.form import SplitForm
 
 Status = Literal["optimal", "above", "below", "empty", "limit"]
 
@@ -55,7 +55,7 @@ def minimise(
 
     >>> from torch import nn
     >>> from gls_lirpa.base.boxes import Box
-    >>> from gls_lirpa.engine.split import FormBuilder
+    >>> from gls_lirpa.solver.builder import FormBuilder
     >>> model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2))
     >>> for p, values in zip(model.parameters(), ([[1.0], [-1.0]], [0.0, 0.0], [[1.0, 1.0], [0.0, 0.0]], [0.5, 0.0])):
     ...     p.data.copy_(torch.tensor(values))  # doctest: +ELLIPSIS
@@ -118,13 +118,13 @@ def _model(highspy: Any, form: SplitForm, row: int, fixed: Any, cutoff: float) -
     offset = float(form.offset[row])
     v, z, a = (inputs + k * n + np.arange(n) for k in range(3))
     rows = _Rows()
-    for start, layer in _layers(form):
+    for span, layer in zip(form.spans, form.layers, strict=True):
         # z − W [t; v] = b
         weight = -layer.weight.cpu().numpy()
         b = layer.offset.cpu().numpy()
         for i in range(len(layer)):
             used = np.flatnonzero(weight[i])
-            rows.add(np.append(used, z[start + i]), np.append(weight[i, used], 1.0), b[i], b[i])
+            rows.add(np.append(used, z[span.start + i]), np.append(weight[i, used], 1.0), b[i], b[i])
     for i in range(n):
         rows.add((v[i], z[i]), (1.0, -1.0), 0.0, infinity)
         rows.add((v[i], z[i], a[i]), (1.0, -1.0, -low[i]), -infinity, -low[i])
@@ -167,11 +167,6 @@ class _Rows:
         self.starts.append(self.starts[-1] + len(index))
         self.lower.append(lower)
         self.upper.append(upper)
-
-
-def _layers(form: SplitForm) -> list[tuple[int, Any]]:
-    starts = np.cumsum([0, *(len(layer) for layer in form.layers)])
-    return list(zip(starts.tolist(), form.layers, strict=False))
 
 
 def _answer(highspy: Any, solver: Any, form: SplitForm, row: int, cutoff: float, *, integer: bool) -> Optimum:

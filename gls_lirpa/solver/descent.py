@@ -1,4 +1,4 @@
-"""Counterexamples from subproblems: the input at which a bound is attained, and a few steps down from it."""
+"""Counterexamples from domains: the input at which a bound is attained, and a few steps down from it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from gls_lirpa.attacks import input_gradient, project
 from gls_lirpa.base.boxes import Box
-from gls_lirpa.certification.recombination import recombine
+from gls_lirpa.solver.exchange import exchange_attack
 
 
 class Descent:
-    """Signed gradient descent of single margins of one sample inside its box."""
+    """Signed gradient descent of the specification rows ``spec`` of one sample inside its box."""
 
     def __init__(self, model: nn.Module, box: Box, spec: Tensor) -> None:
         self._model = model
@@ -51,10 +51,10 @@ class Descent:
                 return found
         return None
 
-    def recombine(self, *, population: int, rounds: int, seed: int, deadline: float) -> Tensor | None:
-        """An input with a negative margin from many points that exchange windows (``recombination``), or None."""
+    def exchange(self, *, population: int, rounds: int, seed: int, deadline: float) -> Tensor | None:
+        """An input with a negative margin from many points that exchange windows (``exchange``), or None."""
         generator = torch.Generator().manual_seed(seed)
-        return recombine(
+        return exchange_attack(
             self.margins, self._box, population=population, rounds=rounds, generator=generator, deadline=deadline
         )
 

@@ -1,27 +1,29 @@
-"""Slopes of groups of neurons (``split_groups``) that are good for given rows, by ascent of the rows' bounds."""
+"""Slopes of groups of neurons (``groups``) that are good for given rows, by ascent of the rows' bounds."""
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.ascent import adam
-from gls_lirpa.engine.split import Layer
-from gls_lirpa.engine.split_envelopes import Envelopes, Slopes
-from gls_lirpa.engine.split_groups import LARGEST, MOST_WORK, Groups
-from gls_lirpa.engine.split_subsets import Bucket
+from gls_lirpa.solver.ascent import Evaluation, Variable, ascend
+from gls_lirpa.solver.envelopes import Envelopes, Slopes
+from gls_lirpa.solver.form import Layer
+from gls_lirpa.solver.groups import LARGEST, MOST_WORK, Groups
+from gls_lirpa.solver.subsets import Bucket
 
 SLOPE_RATE = 0.8
 RENEWAL_RATE = 0.3
 ALPHA_RATE = 0.05
+"""Adam's first steps, which fall to 0 with the cosine: of slopes from the triangles' and from those of similar rows, in
+units of the slopes' mean size; of α."""
 
 _EVERY = 8
 _KEPT = 64
-"""Every so many steps all subsets are gone through; between them only so many, the highest at that time."""
+"""The maximum over all 2ᵏ subsets is taken at every eighth step and the last; the steps between them maximise over the
+64 subsets that were highest then. Only values of the former are bounds."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Ascended:
     slopes: Slopes
 
 
-def ascend(
+def ascend_groups(
     layer: Layer,
     groups: Groups,
     weight: Tensor,
@@ -51,7 +53,7 @@ def ascend(
     >>> a, one = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), torch.ones(2).double()
     >>> layer = Layer("z", torch.arange(2), a, 0 * one, -2 * one, 2 * one)
     >>> row = torch.tensor([[0.0, 0.0, -1.0, -1.0]]).double()  # −max(s + t, 0) − max(s − t, 0), at least −2
-    >>> round(ascend(layer, Groups.of(layer), row, 0 * one[:1], iterations=100).value.item(), 2)
+    >>> round(ascend_groups(layer, Groups.of(layer), row, 0 * one[:1], iterations=100).value.item(), 2)
     -2.0
     """
     rows, inputs = weight.shape[0], layer.weight.shape[1]
@@ -65,24 +67,18 @@ def ascend(
     weight, offset = _without_others(layer, buckets, weight, offset)
     weights = [omega[bucket.rows.unsqueeze(1), bucket.members] for bucket in buckets]
     sums = [bucket.to(torch.float32).sums(own.float()) for bucket, own in zip(buckets, weights, strict=True)]
-    slopes = [(own.unsqueeze(2) * bucket.slopes).sum(1).float() for bucket, own in zip(buckets, weights, strict=True)]
-    sizes = [
-        slope.abs().mean(1, keepdim=True) * (bucket.weight != 0).any(1)
-        for bucket, slope in zip(buckets, slopes, strict=True)
-    ]
     places = [
         bucket.rows.unsqueeze(1) * inputs + groups.index[bucket.groups].gather(1, bucket.columns) for bucket in buckets
     ]
     fast, fast_offset = layer.weight.float(), layer.offset.float()
     head, lam = weight[:, :inputs].float(), weight[:, inputs:].clamp(min=0).float()
-    alpha = (layer.upper > -layer.lower).float().expand(rows, -1).clone() if start is None else start[0].float()
-    slope_rate = SLOPE_RATE if start is None else RENEWAL_RATE
-    best = torch.full((rows,), -torch.inf, device=weight.device)
-    best_alpha, best_slopes = alpha.clone(), [slope.clone() for slope in slopes]
-    moments = [(torch.zeros_like(part), torch.zeros_like(part)) for part in (alpha, *slopes)]
-    held: list[tuple[Tensor, Tensor]] = [(head, head)] * len(buckets)
-    for step in range(iterations):
-        last = step + 1 == iterations or time.monotonic() > deadline
+    highest: list[tuple[Tensor, Tensor]] = [(head, head)] * len(buckets)
+    step = -1
+
+    def evaluate(values: list[Tensor], last: bool) -> Evaluation:
+        nonlocal step
+        step += 1
+        alpha, slopes = values[0], values[1:]
         whole = last or step % _EVERY == 0
         bounded = lam * alpha
         value = offset.float() + bounded @ fast_offset
@@ -91,32 +87,33 @@ def ascend(
         for i, (bucket, place, slope) in enumerate(zip(buckets, places, slopes, strict=True)):
             linear.view(-1).index_add_(0, place.flatten(), -slope.flatten())
             if whole:
-                held[i] = sums[i].of(sums[i].highest(slope, _KEPT)[1])
-            level, highest = (torch.cdist(held[i][0], slope.unsqueeze(1), p=1).squeeze(2) + held[i][1]).max(1)
+                highest[i] = sums[i].of(sums[i].highest(slope, _KEPT)[1])
+            level, top = (torch.cdist(highest[i][0], slope.unsqueeze(1), p=1).squeeze(2) + highest[i][1]).max(1)
             value = value.index_add(0, bucket.rows, -level)
-            own = torch.arange(len(highest), device=highest.device)
-            faces.append((held[i][0][own, highest] - slope).sign())
-        value = value - linear.abs().sum(1)
-        # Without all subsets the value is no bound.
-        better = (value > best) & whole
-        best = torch.where(better, value, best)
-        best_alpha[better] = alpha[better]
-        for bucket, slope, kept in zip(buckets, slopes, best_slopes, strict=True):
-            chosen = better[bucket.rows]
-            kept[chosen] = slope[chosen]
-        if last:
-            break
-        rate = 0.5 * (1 + math.cos(math.pi * step / iterations))
+            faces.append((highest[i][0][torch.arange(len(top), device=top.device), top] - slope).sign())
         t = -linear.sign()
+        moves = [face - t.view(-1)[place] for place, face in zip(places, faces, strict=True)]
         gradient = lam * torch.addmm(fast_offset, t, fast.t())
-        alpha = (alpha + ALPHA_RATE * rate * adam(gradient, *moments[0], step)).clamp_(0.0, 1.0)
-        for i, (place, face) in enumerate(zip(places, faces, strict=True)):
-            move = adam(face - t.view(-1)[place], *moments[i + 1], step)
-            slopes[i] = slopes[i] + slope_rate * rate * sizes[i] * move
+        return Evaluation(value - linear.abs().sum(1), [gradient, *moves], bound=whole)
+
+    crown = (layer.upper > -layer.lower).float().expand(rows, -1).clone()
+    variables = [Variable(crown if start is None else start[0].float(), ALPHA_RATE, 0.0, 1.0)]
+    for bucket, own in zip(buckets, weights, strict=True):
+        slope = (own.unsqueeze(2) * bucket.slopes).sum(1).float()
+        size = slope.abs().mean(1, keepdim=True) * (bucket.weight != 0).any(1)
+        rate = (SLOPE_RATE if start is None else RENEWAL_RATE) * size
+        variables.append(Variable(slope, rate, rows=bucket.rows))
+    best = ascend(
+        evaluate,
+        variables,
+        iterations=iterations,
+        rate=lambda step: 0.5 * (1 + math.cos(math.pi * step / iterations)),
+        deadline=deadline,
+    )
     slope, used = offset.new_zeros(rows, *groups.index.shape), torch.zeros_like(omega)
-    for bucket, own, c in zip(buckets, weights, best_slopes, strict=True):
+    for bucket, own, c in zip(buckets, weights, best.variables[1:], strict=True):
         slope[bucket.at], used[bucket.rows.unsqueeze(1), bucket.members] = c.double(), own
-    return _exact(layer, groups, weight, offset, best_alpha.double(), Slopes(used, slope))
+    return _exact(layer, groups, weight, offset, best.variables[0].double(), Slopes(used, slope))
 
 
 def _without_others(layer: Layer, buckets: list[Bucket], weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +128,7 @@ def _without_others(layer: Layer, buckets: list[Bucket], weight: Tensor, offset:
 
 
 def _exact(layer: Layer, groups: Groups, weight: Tensor, offset: Tensor, alpha: Tensor, slopes: Slopes) -> Ascended:
-    """The bounds of these α and g in float64."""
+    """The bounds of these α and slopes in float64."""
     inputs = layer.weight.shape[1]
     bounded = weight[:, inputs:].clamp(min=0) * alpha
     value = offset + bounded @ layer.offset

@@ -1,4 +1,4 @@
-"""The bounds of ``split_bounds`` computed by auto_LiRPA's own α and β: the reference they are tested against."""
+"""Bounds of domains computed by auto_LiRPA's own α and β: the reference that the solver's are tested against."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import relu_inputs
-from gls_lirpa.engine.split import Layer, SplitForm
-from gls_lirpa.engine.split_bounds import Subproblems
 from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.form import Layer, SplitForm
 
 
-def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Tensor, batch: Subproblems) -> Tensor:
+def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Tensor, batch: Domains) -> Tensor:
     """Lower bounds (b,) of the batch for its α and β, by one CROWN call of auto_LiRPA.
 
     ``form`` must be the untightened form of the rows ``spec`` (rows, classes) over the one-sample ``box``.
@@ -27,12 +27,12 @@ def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Ten
     count = len(batch)
     dtype = box.lower.dtype
     crown = engine.bounds(box, spec.unsqueeze(0), RELAXATIONS.get("crown"))
-    layers = {layer.name: (layer, start) for layer, start in _starts(form)}
+    layers = {layer.name: (layer, span) for layer, span in zip(form.layers, form.spans, strict=True)}
     intermediate: dict[str, tuple[Tensor, Tensor]] = {}
     for name, (lower, upper) in crown.intermediate.items():
-        layer, start = layers[name]
+        layer, span = layers[name]
         low, high = (side.expand(count, *side.shape[1:]).flatten(1).clone() for side in (lower, upper))
-        signs = batch.signs[:, start : start + len(layer)]
+        signs = batch.signs[:, span]
         low[:, layer.index] = torch.where(signs > 0, 0.0, layer.lower.to(dtype))
         high[:, layer.index] = torch.where(signs < 0, 0.0, layer.upper.to(dtype))
         shape = (count, *lower.shape[1:])
@@ -47,8 +47,7 @@ def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Ten
         known = {lirpa.interm_key: intermediate}
         getattr(bounded, lirpa.init_alpha)((inputs,), c=rows, bound_upper=False, **known)
         for relu, feeding in relu_inputs(bounded):
-            layer, start = layers[feeding.name]
-            part = slice(start, start + len(layer))
+            layer, part = layers[feeding.name]
             for slopes in relu.alpha.values():
                 slopes.data.flatten(3)[:, :, :, layer.index] = batch.alpha[:, part].to(dtype)
             _set_multipliers(bounded, relu, feeding, layer, batch.beta[:, part], batch.signs[:, part])
@@ -56,11 +55,6 @@ def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Ten
             x=(inputs,), C=rows, method="CROWN", bound_upper=False, reuse_alpha=True, **known
         )[0]
     return result.detach()[:, 0]
-
-
-def _starts(form: SplitForm) -> list[tuple[Layer, int]]:
-    starts = [sum(len(before) for before in form.layers[:k]) for k in range(len(form.layers))]
-    return list(zip(form.layers, starts, strict=True))
 
 
 def _set_multipliers(bounded: Any, relu: Any, feeding: Any, layer: Layer, beta: Tensor, signs: Tensor) -> None:

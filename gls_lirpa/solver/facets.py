@@ -6,9 +6,9 @@ convex function max(z, 0) is supermodular on the corners, so for any order π of
     v ≤ max(l, 0) + Σₖ y_{π(k)} · (max(z_k, 0) − max(z_{k−1}, 0)),    z_k = l + Σ_{j ≤ k} a_{π(j)},
 
 holds at every corner and, the left side being convex, in the whole box. The order of descending y
-gives the tightest of these at y: together they are the concave envelope (the tightened single-neuron
-relaxation of Anderson et al.). For each row, ``hull_of`` mixes such facets into one upper bound per
-neuron, by Frank-Wolfe steps on the dual bound towards the facet at the averaged minimising point.
+gives the tightest of these facets at y: together they are the concave envelope of one neuron over the box of its
+inputs (the single-neuron relaxation of Anderson et al.). For each specification row ``facets_of`` mixes facets into
+one upper bound per neuron, by Frank-Wolfe steps on the dual bound towards the facet at the averaged minimising point.
 """
 
 from __future__ import annotations
@@ -20,15 +20,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.split import Layer, SplitForm
+from gls_lirpa.solver.form import Layer, SplitForm
+
+_SLOPE_RATE, _SLOPE_DECAY = 0.1, 0.98
+"""Sign steps of the lower slopes between the steps of the facets, and their factor per step."""
 
 
 @dataclass(frozen=True)
-class Hull:
+class Facets:
     """Per layer an upper bound v ≤ weight[row] · [t; earlier v] + offset[row] for every row of the form."""
 
     weights: tuple[Tensor, ...]
     offsets: tuple[Tensor, ...]
+
+    def to(self, dtype: torch.dtype) -> Facets:
+        return Facets(*(tuple(part.to(dtype) for part in parts) for parts in (self.weights, self.offsets)))
 
 
 class _Neurons:
@@ -80,21 +86,21 @@ class _Neurons:
         self.upper_offset = torch.lerp(self.upper_offset, offset, share)
 
     def dense(self, columns: int) -> Tensor:
+        """The upper bounds' weights on all inputs and earlier neurons."""
         return self.upper.new_zeros(len(self.upper), columns).scatter_(1, self.index, self.upper)
 
 
-def hull_of(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> Hull:
-    """An upper bound per neuron and row of the form, for :class:`~gls_lirpa.engine.split_bounds.SplitBounds`."""
-    found = [_row_hull(form, row, iterations, deadline) for row in range(len(form.offset))]
-    return Hull(
+def facets_of(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> Facets:
+    """An upper bound per neuron and specification row of the form."""
+    found = [_facets_of_row(form, row, iterations, deadline) for row in range(len(form.offset))]
+    return Facets(
         tuple(torch.stack([weights[k] for weights, _ in found]) for k in range(len(form.layers))),
         tuple(torch.stack([offsets[k] for _, offsets in found]) for k in range(len(form.layers))),
     )
 
 
-def _row_hull(form: SplitForm, row: int, iterations: int, deadline: float) -> tuple[list[Tensor], list[Tensor]]:
-    inputs = form.inputs
-    ends = [inputs + sum(len(layer) for layer in form.layers[:k]) for k in range(len(form.layers))]
+def _facets_of_row(form: SplitForm, row: int, iterations: int, deadline: float) -> tuple[list[Tensor], list[Tensor]]:
+    ends = [form.inputs + span.start for span in form.spans]
     low, width = _input_box(form)
     layers = [_Neurons(layer, low[:end], width[:end]) for layer, end in zip(form.layers, ends, strict=True)]
     average = low + width / 2
@@ -104,8 +110,8 @@ def _row_hull(form: SplitForm, row: int, iterations: int, deadline: float) -> tu
         point, alpha_gradients = _minimiser(form, row, layers, ends)
         average = torch.lerp(average, point, 2.0 / (step + 2))
         for neurons, gradient in zip(layers, alpha_gradients, strict=True):
-            neurons.alpha = (neurons.alpha + _slope_rate(step) * gradient.sign()).clamp(0.0, 1.0)
-            # Facets of later layers are worth their place once the first layer's point has settled.
+            neurons.alpha = (neurons.alpha + _SLOPE_RATE * _SLOPE_DECAY**step * gradient.sign()).clamp(0.0, 1.0)
+            # Facets of later layers depend on the first layer's v, which have to settle first.
             if neurons is layers[0] or step >= iterations // 2:
                 neurons.move(average[neurons.index], 2.0 / (step + 3))
     return [n.dense(end) for n, end in zip(layers, ends, strict=True)], [n.upper_offset for n in layers]
@@ -133,10 +139,6 @@ def _minimiser(form: SplitForm, row: int, layers: list[_Neurons], ends: list[int
     return point, gradients
 
 
-def _slope_rate(step: int) -> float:
-    return 0.1 * 0.98**step
-
-
 def _input_box(form: SplitForm) -> tuple[Tensor, Tensor]:
     """Lower end and width of the ranges of t and of every v."""
     low = torch.cat([-torch.ones(form.inputs, dtype=form.weight.dtype, device=form.weight.device), 0 * form.upper])
@@ -144,7 +146,7 @@ def _input_box(form: SplitForm) -> tuple[Tensor, Tensor]:
 
 
 def second_layer_bounds(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Bounds of the second layer's pre-activations with a hull of the first layer for each side of each.
+    """Bounds of the second layer's pre-activations with facets of the first layer for each side of each.
 
     Only one layer lies below, so λ is the row itself. Every pair of a row and a first-layer neuron it
     uses holds its own upper bound (λ < 0) or lower slope (λ > 0); a row's sum of them is one linear
@@ -175,7 +177,7 @@ def second_layer_bounds(form: SplitForm, *, iterations: int, deadline: float = m
         t = -head.sign()
         average = torch.lerp(average, t, 2.0 / (step + 2))
         z = (lines.weight * t.view(-1)[line_at]).sum(1) + lines.offset
-        lines.alpha = (lines.alpha + _slope_rate(step) * z.sign()).clamp(0.0, 1.0)
+        lines.alpha = (lines.alpha + _SLOPE_RATE * _SLOPE_DECAY**step * z.sign()).clamp(0.0, 1.0)
         held.move(average.view(-1)[held_at], 2.0 / (step + 3))
     lower, upper = best.chunk(2)
     return lower, -upper

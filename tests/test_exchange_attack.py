@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from gls_lirpa.attacks import Forward
 from gls_lirpa.base.boxes import Box
-from gls_lirpa.certification import recombination
-from gls_lirpa.certification.branch import BranchAndBound
-from gls_lirpa.certification.recombination import recombine
+from gls_lirpa.solver import exchange
+from gls_lirpa.solver.exchange import exchange_attack
 from tests.branch_problems import RENEWING, near_boundary, search_of
 from tests.exact_nets import margins as margins_of
 
@@ -22,7 +21,7 @@ ROUNDS = 300
 
 
 def test_docstring_examples() -> None:
-    result = doctest.testmod(recombination)
+    result = doctest.testmod(exchange)
     assert result.attempted > 0 and result.failed == 0
 
 
@@ -35,7 +34,7 @@ def two_wells(x: Tensor) -> Tensor:
 
 def attack(margins: Forward, box: Box, *, rounds: int = ROUNDS, seed: int = 0, deadline: float = 1e18) -> Tensor | None:
     generator = torch.Generator().manual_seed(seed)
-    return recombine(margins, box, population=32, rounds=rounds, generator=generator, deadline=deadline)
+    return exchange_attack(margins, box, population=32, rounds=rounds, generator=generator, deadline=deadline)
 
 
 def unit_box(*shape: int) -> Box:
@@ -58,10 +57,10 @@ def test_no_rounds_after_the_deadline() -> None:
 
 
 def test_hopeless_attacks_end_early() -> None:
-    assert recombination._hopeful([1.0], 400) and recombination._hopeful([1.0] * 50, 400)
-    assert not recombination._hopeful([1.0] * 51, 400)
+    assert exchange._hopeful([1.0], 400) and exchange._hopeful([1.0] * 50, 400)
+    assert not exchange._hopeful([1.0] * 51, 400)
     falling = [1.0 - 0.004 * step for step in range(51)]  # 0.2 in 50 rounds: 1.4 more in the other 350
-    assert recombination._hopeful(falling, 400) and not recombination._hopeful(falling, 240)
+    assert exchange._hopeful(falling, 400) and not exchange._hopeful(falling, 240)
 
 
 def test_inputs_of_radius_zero_stay_and_flat_inputs_have_windows_too() -> None:
@@ -79,7 +78,7 @@ def test_margins_that_are_not_numbers_are_no_counterexample() -> None:
 
 def test_windows_lie_anywhere_and_span_all_channels() -> None:
     generator = torch.Generator().manual_seed(0)
-    inside = recombination._windows(500, (3, 14, 7), torch.zeros(1), generator)
+    inside = exchange._windows(500, (3, 14, 7), torch.zeros(1), generator)
     assert inside.shape == (500, 1, 14, 7)
     covered = inside.float().mean((0, 1))
     assert float(covered.min()) > 0.05 and float(covered.max()) < 0.6
@@ -91,8 +90,8 @@ def test_branch_and_bound_attacks_between_its_trees() -> None:
     tried = 0
     for seed in range(100, 104):
         for prop in near_boundary("conv", seed, 20):
-            first = search_of(BranchAndBound(replace(RENEWING, max_nodes=2)), prop)
-            outcome = search_of(BranchAndBound(replace(RENEWING, rounds=30)), prop)
+            first = search_of(replace(RENEWING, max_nodes=2), prop)
+            outcome = search_of(replace(RENEWING, exchange_rounds=30), prop)
             minimum = float(prop.minima.min())
             if minimum > 0 and outcome.counterexample is not None:
                 raise AssertionError(f"a counterexample where the minimum is {minimum}")
