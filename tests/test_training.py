@@ -355,7 +355,7 @@ def test_bad_configuration_files(tmp_path: Path, content: str, message: str) -> 
         ({"eps": 1.5}, "eps must be"),
         ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of rgs, pgpe"),
         ({"relaxation": "alpha-crown", "estimator": "grad"}, "use --estimator pgpe"),
-        ({"epochs": -1}, "expected epochs >= 0"),
+        ({"epochs": -1}, "expected epochs >= 1"),
         ({"loss": "pgd", "assignments": (("step", 3.0),)}, "no option 'step'"),
     ],
 )
