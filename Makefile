@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Ray keeps the authentication token of a process's first session: one process for each of these.
 RAY_TESTS := tests/test_actors.py tests/test_bench_ray.py tests/test_exchange_cli.py tests/test_training_gls.py
 
-.PHONY: setup dev demo test clean
+.PHONY: setup dev demo test clean zoo
 
 setup: .venv/.setup
 dev: .venv/.dev
@@ -29,6 +29,10 @@ test: .venv/.dev
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_TESTS:%=--ignore=%)
 	for file in $(RAY_TESTS); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest $$file || exit 1; done
+
+# Train, certify and add the networks of gls_lirpa/zoo; see benchmarks/make_zoo.py
+zoo: .venv/.setup
+	$(BIN)/python benchmarks/make_zoo.py $(ZOO)
 
 clean:
 	rm -rf .venv build *.egg-info runs

@@ -13,6 +13,7 @@ COMMANDS = {
     "certify": "Certify a network sample by sample, or decide properties of it.",
     "bench": "Run a suite of trainings and certifications and write its report.",
     "export": "Write a network as ONNX and its properties as VNN-LIB.",
+    "zoo": "List the certified networks that come with the package.",
     "config": "Show presets and configurations.",
     "doctor": "Check the installation by computing small bounds.",
 }

@@ -26,7 +26,7 @@ from .options import Assignment, Numbers, Radius
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")
 @click.option("--dry-run", is_flag=True, help="Print configuration, network, time and memory, and do nothing.")
 @click.option("--log", multiple=True, help="Also tell tensorboard, wandb or mlflow.")
-@click.option("--init-from", help="Warm start from a run folder or a weight file.")
+@click.option("--init-from", help="Warm start from a run folder, a weight file or zoo:NAME.")
 @click.option("--init", help="ibp or kaiming-uniform.")
 @click.option("--epochs", type=int)
 @click.option("--batch-size", type=int)
