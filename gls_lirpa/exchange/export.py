@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import io
 import os
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.extras import optional
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.exchange.constants import inline_constants
@@ -59,7 +59,7 @@ def _exported(model: nn.Module, example: Tensor) -> bytes:
         )
     except (RuntimeError, ValueError, TypeError, ImportError) as error:
         raise EngineError(f"this network cannot be written as ONNX: {' '.join(str(error).split())[:200]}") from error
-    onnx: Any = importlib.import_module("onnx")
+    onnx: Any = optional("onnx", extra="onnx", feature="writing ONNX files")
     proto = onnx.load_model_from_string(buffer.getvalue())
     inline_constants(proto)
     content: bytes = proto.SerializeToString()
@@ -68,7 +68,7 @@ def _exported(model: nn.Module, example: Tensor) -> bytes:
 
 def _compare(model: nn.Module, content: bytes, x: Tensor) -> None:
     """The written network must answer as the one in memory does, for one sample and for several."""
-    runtime: Any = importlib.import_module("onnxruntime")
+    runtime: Any = optional("onnxruntime", extra="onnx", feature="writing ONNX files")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     training = {module: module.training for module in model.modules()}
     with torch.no_grad():
