@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import os
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box
-from gls_lirpa.base.extras import optional
+from gls_lirpa.base.extras import require_installed
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.exchange.constants import inline_constants
@@ -35,6 +36,7 @@ def write_onnx(model: nn.Module, in_shape: Sequence[int], path: str | Path, *, o
     >>> file.exists()
     True
     """
+    require_installed("onnx", "onnxruntime", extra="onnx", feature="writing ONNX files")
     path = _free(Path(path), overwrite)
     folded = fold_batchnorm(model).cpu().float().requires_grad_(False)
     x = torch.rand(3, *in_shape, generator=torch.Generator().manual_seed(0))
@@ -59,7 +61,7 @@ def _exported(model: nn.Module, example: Tensor) -> bytes:
         )
     except (RuntimeError, ValueError, TypeError, ImportError) as error:
         raise EngineError(f"this network cannot be written as ONNX: {' '.join(str(error).split())[:200]}") from error
-    onnx: Any = optional("onnx", extra="onnx", feature="writing ONNX files")
+    onnx: Any = importlib.import_module("onnx")
     proto = onnx.load_model_from_string(buffer.getvalue())
     inline_constants(proto)
     content: bytes = proto.SerializeToString()
@@ -68,7 +70,7 @@ def _exported(model: nn.Module, example: Tensor) -> bytes:
 
 def _compare(model: nn.Module, content: bytes, x: Tensor) -> None:
     """The written network must answer as the one in memory does, for one sample and for several."""
-    runtime: Any = optional("onnxruntime", extra="onnx", feature="writing ONNX files")
+    runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     training = {module: module.training for module in model.modules()}
     with torch.no_grad():
