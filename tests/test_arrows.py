@@ -28,12 +28,12 @@ ARROWS: dict[str, str] = {
     "training": "base data engine errors estimators losses models relaxations zoo",
     "exchange": "base certification engine errors models",
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
-    "jobs": "base certification data errors exchange training zoo",
-    "doctor": "base data engine errors relaxations",
-    "bench": "analysis base engine errors estimators jobs losses models relaxations training",
+    "jobs": "base certification data errors estimators exchange losses models relaxations training zoo",
+    "doctor": "attacks base data engine errors relaxations",
+    "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
     "api": "base certification data errors models training",
     "gls_lirpa": "api base certification engine errors estimators losses models relaxations version zoo",
-    "cli": "bench doctor jobs training zoo",
+    "cli": "base bench doctor jobs training zoo",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""
 
