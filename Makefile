@@ -4,14 +4,14 @@ BIN := .venv/bin
 # Ray keeps the authentication token of a process's first session: one process for each of these.
 RAY_TESTS := tests/test_actors.py tests/test_bench_ray.py tests/test_exchange_cli.py tests/test_training_gls.py
 
-.PHONY: setup dev demo fast test coverage bench hooks clean
+.PHONY: setup dev demo fast test coverage bench hooks zoo dist docs clean
 
 setup: .venv/.setup
 dev: .venv/.dev
 
 .venv/.setup: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[all]'
 	$(BIN)/python -m pip install -q --no-deps auto_LiRPA==0.3
 	touch $@
 
@@ -49,6 +49,16 @@ bench: .venv/.setup
 hooks: .venv/.dev
 	$(BIN)/python -m pip install -q -c constraints.txt pre-commit
 	$(BIN)/pre-commit install
+
+# Train, certify and add the networks of gls_lirpa/zoo; see benchmarks/make_zoo.py
+zoo: .venv/.setup
+	$(BIN)/python benchmarks/make_zoo.py $(ZOO)
+
+# Wheel and source distribution in dist/
+dist: .venv/.dev
+	rm -rf dist build
+	$(BIN)/python -c "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"
+	rm -rf build
 
 clean:
 	rm -rf .venv build *.egg-info runs

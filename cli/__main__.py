@@ -14,6 +14,8 @@ COMMANDS = {
     "bench": "Run a suite of trainings and certifications and write its report.",
     "collect": "Keep a certified run's raw outcome as one small file.",
     "export": "Write a network as ONNX and its properties as VNN-LIB.",
+    "zoo": "List the certified networks that come with the package.",
+    "config": "Show presets and configurations.",
     "doctor": "Check the installation by computing small bounds.",
 }
 

@@ -52,6 +52,7 @@ def certify(
 
     \b
     glscert certify RUN                                        a run, on its own dataset
+    glscert certify zoo:mnist-cnn3-crown-rgs                   a network of `glscert zoo`
     glscert certify net.onnx --dataset mnist --eps 0.1         an ONNX file (pixels in [0, 1])
     glscert certify net.pt --net cnn3 --dataset mnist --eps 0.1    a PyTorch state_dict
     glscert certify net.onnx --vnnlib prop.vnnlib              unsat, sat, unknown or timeout

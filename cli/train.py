@@ -19,10 +19,12 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--relaxation", help="{relaxations}.")
 @click.option("--estimator", help="{estimators}.")
 @click.option("--preset", help="paper, tuned (default, if there is one), or a recipe by name: {presets}.")
-@click.option("--config", type=click.Path(path_type=Path), help="JSON file with any of the run's fields.")
+@click.option("--config", type=click.Path(path_type=Path), help="JSON or TOML file with any of the run's fields.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")
-@click.option("--init-from", help="Warm start from a run folder or a weight file.")
+@click.option("--dry-run", is_flag=True, help="Print configuration, network, time and memory, and do nothing.")
+@click.option("--log", multiple=True, help="Also tell tensorboard, wandb or mlflow.")
+@click.option("--init-from", help="Warm start from a run folder, a weight file or zoo:NAME.")
 @click.option("--init", help="{inits}.")
 @click.option("--epochs", type=int)
 @click.option("--batch-size", type=int)
@@ -53,11 +55,13 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--seed", type=int)
 @click.option("--device", help="cpu, cuda, cuda:1, …")
 @plugin_option
-def train(config: Path | None, out: Path | None, resume: bool, **options: Any) -> None:
+def train(
+    config: Path | None, out: Path | None, resume: bool, dry_run: bool, log: tuple[str, ...], **options: Any
+) -> None:
     """Train a network with loss × relaxation × estimator.
 
     Without options: digits, cnn3, CROWN bounds smoothed by RGS, in about a minute.
     """
     from gls_lirpa.training.job import train_job
 
-    train_job(config_file=config, out=out, resume=resume, options=options)
+    train_job(config_file=config, out=out, resume=resume, options=options, dry_run=dry_run, log=log)

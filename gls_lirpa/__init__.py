@@ -8,6 +8,7 @@
 >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
 """
 
+from gls_lirpa import zoo
 from gls_lirpa.api import TrainedRun, load_run, train
 from gls_lirpa.base.boxes import Bounds, Box, linf_box
 from gls_lirpa.certification import Certification, Radii, Record, certified_radius, certify
@@ -44,4 +45,5 @@ __all__ = [
     "load_run",
     "reset_batchnorm",
     "train",
+    "zoo",
 ]

@@ -19,6 +19,7 @@ from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.custom import CUSTOM, DataRecord
 from gls_lirpa.training.job import make_config
+from gls_lirpa.training.logs import loggers
 from gls_lirpa.training.own_data import Data, own_dataset
 from gls_lirpa.training.reporters import Several, Silent
 from gls_lirpa.training.runs import RunFolder, dataset_of, load_weights, make_network, state_of
@@ -97,6 +98,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
+    log: Sequence[str] = (),
     reporters: Sequence[loop.Reporter] = (),
     **options: Any,
 ) -> TrainedRun:
@@ -117,6 +119,7 @@ def train(
         out: the run folder; by default ``runs/<date-time>``.
         resume: continue the run in ``out``, with the same data and network where these are objects.
         progress: show a progress bar, or a line per epoch where there is no terminal, on standard error.
+        log: services that are told as well: tensorboard, wandb, mlflow, each an extra.
         reporters: others who are told how training goes.
         **options: any other field of :class:`~gls_lirpa.training.TrainConfig` (epochs, batch_size, lr, seed, …)
             and the estimator's own (sigma, samples, split, population, rho).
@@ -148,7 +151,7 @@ def train(
     data = None
     if not named:
         data = _own(dataset, val, test, config)
-    listeners = [_console() if progress else Silent(), *reporters]
+    listeners = [_console() if progress else Silent(), *loggers(log), *reporters]
     module = net if isinstance(net, nn.Module) else None
     trainer = loop.train(config, folder, reporter=Several(listeners), resume=resume, dataset=data, model=module)
     write_summary(trainer, folder)

@@ -24,15 +24,16 @@ ARROWS: dict[str, str] = {
     "losses": "attacks base engine errors models relaxations",
     "solver": "attacks base engine errors relaxations",
     "certification": "attacks base data engine errors models relaxations solver",
-    "training": "base data engine errors estimators losses models relaxations",
+    "zoo": "base errors models",
+    "training": "base data engine errors estimators losses models relaxations zoo",
     "exchange": "base certification engine errors models",
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
-    "jobs": "base certification data errors estimators exchange losses models relaxations training",
+    "jobs": "base certification data errors estimators exchange losses models relaxations training zoo",
     "doctor": "attacks base data engine errors relaxations",
     "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
     "api": "base certification data errors models training",
-    "gls_lirpa": "api base certification engine errors estimators losses models relaxations version",
-    "cli": "base bench doctor jobs training",
+    "gls_lirpa": "api base certification engine errors estimators losses models relaxations version zoo",
+    "cli": "base bench doctor jobs training zoo",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""
 

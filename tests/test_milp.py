@@ -169,5 +169,5 @@ def test_refusals() -> None:
 def test_a_missing_solver_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, form = _form("dense", 0)
     monkeypatch.setitem(__import__("sys").modules, "highspy", None)
-    with pytest.raises(EngineError, match="pip install highspy"):
+    with pytest.raises(EngineError, match=r"pip install 'gls-lirpa\[milp\]'"):
         minimise(form, 0)

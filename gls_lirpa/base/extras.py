@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from gls_lirpa.errors import ConfigError
+
+
+def require_installed(*modules: str, extra: str, feature: str) -> None:
+    """Refuse like :func:`optional` where a package is missing, without importing any.
+
+    >>> require_installed("json", extra="none", feature="this example")
+    """
+    for module in modules:
+        if not installed(module):
+            raise _missing(module, extra, feature)
+
+
+def installed(module: str) -> bool:
+    """Whether a package is there, without importing it.
+
+    >>> installed("json"), installed("no_such_package")
+    (True, False)
+    """
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def optional(module: str, *, extra: str, feature: str) -> Any:
@@ -26,6 +49,8 @@ def optional(module: str, *, extra: str, feature: str) -> Any:
         package = module.partition(".")[0]
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        raise ConfigError(
-            f"{feature} needs {package}, which is not installed: pip install 'gls-lirpa[{extra}]'"
-        ) from error
+        raise _missing(package, extra, feature) from error
+
+
+def _missing(package: str, extra: str, feature: str) -> ConfigError:
+    return ConfigError(f"{feature} needs {package}, which is not installed: pip install 'gls-lirpa[{extra}]'")

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+from gls_lirpa.base.extras import installed, optional
 from gls_lirpa.base.files import replace_file
 
 LOOKS = (
@@ -22,13 +23,18 @@ MARKERS = 10
 """Markers per curve: enough to recognise it."""
 
 
+def can_draw() -> bool:
+    """Whether pictures can be drawn here; where one is not asked for, its absence is no error."""
+    return installed("matplotlib")
+
+
 def new_figure(width: float = 7.0, height: float = 4.5) -> Any:
     """An empty figure of this size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    agg = optional("matplotlib.backends.backend_agg", extra="plots", feature="drawing pictures")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    agg.FigureCanvasAgg(figure)
     return figure
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.extras import require_installed
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.modes import evaluating
 from gls_lirpa.errors import ConfigError, EngineError
@@ -36,6 +37,7 @@ def write_onnx(model: nn.Module, in_shape: Sequence[int], path: str | Path, *, o
     >>> file.exists()
     True
     """
+    require_installed("onnx", "onnxruntime", extra="onnx", feature="writing ONNX files")
     path = _free(Path(path), overwrite)
     folded = fold_batchnorm(model).cpu().float().requires_grad_(False)
     x = torch.rand(3, *in_shape, generator=torch.Generator().manual_seed(0))

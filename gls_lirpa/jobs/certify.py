@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from gls_lirpa.base.figures import can_draw
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification import SolverSettings
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
@@ -133,7 +134,8 @@ def certify_job(
     summary = Summary.of(records)
     summary.write(folder_path)
     write_table(records, folder_path / "records.csv")
-    draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
+    if can_draw():
+        draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
     Console(quiet=quiet).print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
     console.print(f"records, summary and picture: {folder_path}", highlight=False)
     return summary

@@ -89,7 +89,7 @@ def _highspy() -> Any:
     try:
         import highspy
     except ModuleNotFoundError as error:
-        raise EngineError("exact decisions need HiGHS: install it with `pip install highspy`") from error
+        raise EngineError("exact decisions need HiGHS: pip install 'gls-lirpa[milp]'") from error
     return highspy
 
 

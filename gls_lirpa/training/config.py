@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -202,13 +204,14 @@ def _number(key: str, option: str, value: Any) -> Value:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The fields in a JSON configuration file; unknown keys and code to be executed are refused."""
+    """The fields in a JSON or .toml configuration file; unknown keys and code to be executed are refused."""
+    kind = "TOML" if path.suffix.lower() == ".toml" else "JSON"
     try:
-        values = json.loads(path.read_text())
+        values = _toml(path.read_text()) if kind == "TOML" else json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"configuration file {str(path)!r} is not valid JSON: {error}") from error
+        raise ConfigError(f"configuration file {str(path)!r} is not valid {kind}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {str(path)!r} must hold one JSON object")
     fields = checked_fields(values)
@@ -218,3 +221,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
             "remove that key and name the network on the command line with --net"
         )
     return fields
+
+
+def _toml(text: str) -> dict[str, Any]:
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    values: dict[str, Any] = parser.loads(text)
+    return values

@@ -17,8 +17,11 @@ from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.custom import CUSTOM
+from gls_lirpa.training.dry_run import describe, probe
+from gls_lirpa.training.logs import loggers
 from gls_lirpa.training.loop import train
 from gls_lirpa.training.presets import RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.reporters import Several
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
@@ -98,15 +101,30 @@ def _estimator_options(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def train_job(*, config_file: Path | None, out: Path | None, resume: bool, options: dict[str, Any]) -> None:
-    """Train and close with where the results are and what to do next."""
+def train_job(
+    *,
+    config_file: Path | None,
+    out: Path | None,
+    resume: bool,
+    options: dict[str, Any],
+    dry_run: bool = False,
+    log: Sequence[str] = (),
+) -> None:
+    """Train and close with where the results are and what to do next; or say what would be trained.
+
+    ``log``: services that are told as well, see :data:`gls_lirpa.training.logs.LOGS`.
+    """
     console = Console(stderr=True)
     config = _resumed_config(out, options, config_file) if resume else make_config(options, config_file)
+    if dry_run:
+        Console(soft_wrap=True, highlight=False, markup=False).print(describe(config, probe(config)))
+        return
+    listeners = [ConsoleReporter(console), *loggers(log)]
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     note = config.estimator_method.cold_start
     if note and config.init_from is None and not resume:
         console.print(f"note: {note}")
-    trainer = train(config, folder, reporter=ConsoleReporter(console), resume=resume)
+    trainer = train(config, folder, reporter=Several(listeners), resume=resume)
     summary = write_summary(trainer, folder)
     if summary["natural"] is not None:
         console.print(

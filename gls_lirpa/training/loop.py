@@ -18,6 +18,7 @@ from gls_lirpa.base.interruption import Interrupted, stop_requests
 from gls_lirpa.base.seeds import derived_seed
 from gls_lirpa.data import Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
+from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
 from gls_lirpa.estimators import Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
@@ -252,6 +253,7 @@ def train(
         raise ConfigError(f"run {str(out)!r} has another configuration: resume it without changing options")
     if resume and dataset is not None:
         require_same(out, dataset)
+    load_lirpa()  # where it is missing, say so before anything is written
     trainer = Trainer(config, dataset_of(config) if dataset is None else dataset, model)
     if resume:
         if folder.checkpoint_file.exists():

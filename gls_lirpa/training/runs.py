@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa import zoo
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.provenance import commit
 from gls_lirpa.data import Dataset, load_dataset
@@ -206,7 +207,9 @@ def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
 
 
 def state_of(path: Path) -> dict[str, Tensor]:
-    """The weights in a run folder (final, else of the last checkpoint) or in a weight file."""
+    """The weights in a run folder (final, else of the last checkpoint), in a weight file, or of the zoo."""
+    if str(path).startswith(zoo.PREFIX):
+        return zoo.state(str(path))
     folder = RunFolder(path)
     if path.is_dir():
         file = folder.weights_file if folder.weights_file.exists() else folder.checkpoint_file

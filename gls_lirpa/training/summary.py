@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.base.figures import curve_look, new_figure, save_figure
+from gls_lirpa.base.figures import can_draw, curve_look, new_figure, save_figure
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import RunFolder
@@ -33,7 +33,7 @@ def write_summary(trainer: Trainer, out: Path) -> dict[str, Any]:
         "certified": last.get("certified"),
     }
     folder.write_json("summary.json", summary)
-    if rows:
+    if rows and can_draw():
         draw_curve(
             rows, out / "curve.png", title=f"{config.method} · {config.net} · {config.dataset} · ε={config.eps:.4g}"
         )
