@@ -15,7 +15,7 @@ import click
 @click.option("--out", type=click.Path(path_type=Path), help="Suite folder (default: bench/<suite>[-<preset>]).")
 @click.option("--run", type=click.Path(path_type=Path), help="Study this trained run (landscape, tightness).")
 @click.option("--net", help="Allow the run's file.py:factory to be executed.")
-@click.option("--preset", help="Recipe of the paper's tables: paper (default) or tuned.")
+@click.option("--preset", help="Recipe of the paper's tables: paper (default), literature or tuned.")
 @click.option("--workers", type=int, help="Runs at a time, on Ray (default: one per core; one on a GPU).")
 @click.option("--epochs-scale", type=float, default=1.0, help="Shorten every training, e.g. 0.1.")
 @click.option("--samples", type=int, help="Certified test images per run; perturbations in a landscape.")

@@ -19,7 +19,8 @@ from .options import Assignment, Numbers, Radius
 @click.option("--relaxation", help="ibp, hbox, crown-ibp, crown (= deeppoly), alpha-crown or alpha-crown-step.")
 @click.option("--estimator", help="grad, rgs, pgpe or sam.")
 @click.option(
-    "--preset", help="paper, tuned (default, if there is one), or a recipe by name, e.g. mnist-0.1 or paper-mnist-0.1."
+    "--preset",
+    help="paper, literature, tuned (default, if there is one), or one by name, e.g. mnist-0.1 or paper-mnist-0.1.",
 )
 @click.option("--config", type=click.Path(path_type=Path), help="JSON file with any of the run's fields.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
@@ -34,6 +35,8 @@ from .options import Assignment, Numbers, Radius
 @click.option("--eps-warmup-epochs", type=float, help="Epochs at eps 0.")
 @click.option("--eps-anneal-epochs", type=float, help="Epochs over which eps grows.")
 @click.option("--eps-shape", help="smooth, linear or none.")
+@click.option("--eps-factor", type=float, help="Train for this times eps, e.g. 2 (certification is for eps).")
+@click.option("--padding", help="Of augmented images: edge or zero.")
 @click.option("--natural-weight", type=float, help="Share of the natural loss in the mix, 0 to 1.")
 @click.option("--l1", type=float, help="Weight of the L1 norm of the weights.")
 @click.option("--warmup", type=float, help="Weight of the tightness and balance penalty while eps grows.")

@@ -239,6 +239,8 @@ def test_literature() -> None:
         ("cc", "radius"): [1, 1, 2.1, 1, 1],
         ("sabr", "shrinkage"): [1, 1, 0.8, 1, 1],
         ("staps", "shrinkage"): [1, 1, 0.8, 1, 1],
+        ("taps", "shrinkage"): [1, 1, 0.8, 1, 1],
+        ("taps", "relus"): [3, 2, 5, 1, 1],
         ("taps", "scale"): [4, 4, 4, 2, 8],
         ("staps", "scale"): [4, 4, 2, 2, 4],
         ("staps", "lam"): [0.4, 0.6, 0.1, 0.9, 0.6],
@@ -252,6 +254,7 @@ def test_literature() -> None:
             assert "multi" not in literature_options(loss, *key), "one attack per class, TinyImageNet's 200 too"
     assert LOSSES.get("taps").options["multi"] == LOSSES.get("staps").options["multi"] == 1
     assert "shrinkage" not in literature_options("sabr", "cifar10", 2 / 255, relaxation="crown")
+    assert "relus" not in literature_options("taps", "mnist", 0.1, net="cnn3"), "cnn3 has two ReLUs"
     assert literature_options("sabr", "mnist", 0.2) == {}
     with pytest.raises(ConfigError, match="unknown loss"):
         literature_options("saber", "mnist", 0.1)

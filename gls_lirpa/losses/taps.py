@@ -252,8 +252,10 @@ _OPTIONS = {
     "bounds_first": 1,
 }
 # Over the whole box (λ = 1) there is no point to look for: TAPS.
-_WHOLE_BOX = partial(staps, lam=1.0, steps=1, shrinkage=1.0)
-LOSSES.register("taps", Loss("taps", _WHOLE_BOX, bounds=True, options=_OPTIONS, relaxation="ibp"))
+_WHOLE_BOX = partial(staps, lam=1.0, steps=1)
+LOSSES.register(
+    "taps", Loss("taps", _WHOLE_BOX, bounds=True, options={**_OPTIONS, "shrinkage": 1.0}, relaxation="ibp")
+)
 LOSSES.register(
     "staps",
     Loss(

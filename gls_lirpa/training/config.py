@@ -23,6 +23,8 @@ from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
+PADDINGS = ("edge", "zero")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -36,6 +38,7 @@ class TrainConfig:
     data_root: str = "data"
     val_fraction: float = 0.1
     limit: int | None = None
+    padding: str = "edge"
     net: str = "cnn3"
     init: str = "ibp"
     init_from: str | None = None
@@ -44,6 +47,7 @@ class TrainConfig:
     relaxation: str = "crown"
     estimator: str = "grad"
     eps: float = 0.1
+    eps_factor: float = 1.0
     natural_weight: float = 0.0
     l1: float = 0.0
     warmup: float = 0.0
@@ -84,6 +88,10 @@ class TrainConfig:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
+        if not 0 < self.eps_factor < math.inf or self.trained_eps > 1:
+            raise ConfigError(f"expected eps_factor > 0 and eps * eps_factor <= 1, got {self.eps_factor}")
+        if self.padding not in PADDINGS:
+            raise ConfigError(f"unknown padding {self.padding!r}: expected one of {', '.join(PADDINGS)}")
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
             if not math.isfinite(value) or value < least:
@@ -104,8 +112,13 @@ class TrainConfig:
                 "needs: use --estimator pgpe, or a differentiable relaxation such as crown"
             )
 
+    @property
+    def trained_eps(self) -> float:
+        """The radius that training ends with; ``eps`` is the one to certify."""
+        return self.eps_factor * self.eps
+
     def eps_schedule(self) -> EpsSchedule:
-        return EpsSchedule(self.eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
+        return EpsSchedule(self.trained_eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
 
     def lr_schedule(self) -> StepDecay:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)

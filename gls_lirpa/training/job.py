@@ -17,7 +17,8 @@ from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.loop import train
-from gls_lirpa.training.presets import RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.presets import PRESETS, RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.published import published_training
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
@@ -33,8 +34,8 @@ DEFAULT_ESTIMATOR = "rgs"
 def make_config(options: dict[str, Any], config_file: Path | None = None) -> TrainConfig:
     """Preset, then configuration file, then options; later ones win.
 
-    ``paper`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε; without a preset
-    named, the tuned one applies.
+    ``paper``, ``literature`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε;
+    without a preset named, the tuned one applies.
 
     >>> make_config({"dataset": "mnist", "eps": 0.1, "estimator": "rgs"}).preset
     'mnist-0.1'
@@ -45,18 +46,22 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
     preset = chosen_preset(fields.get("preset"), dataset, fields.get("eps"))
     base = get_preset(preset, estimator, fields.get("net", "cnn3")) if preset else estimator_defaults(estimator)
-    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0))}
+    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0), preset)}
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
     chosen = {**fields, "dataset": dataset, "estimator": estimator, "preset": preset}
     return config.replaced({**chosen, **_estimator_options(estimator, given)})
 
 
-def _of_loss(fields: dict[str, Any], dataset: str, eps: float) -> dict[str, Any]:
-    """A loss brings the relaxation it was published with and its published options."""
+def _of_loss(fields: dict[str, Any], dataset: str, eps: float, preset: str | None) -> dict[str, Any]:
+    """A loss brings the relaxation it was published with and its published options; in a literature recipe also
+    its published training."""
     loss = LOSSES.get(fields.get("loss", "robust"))
     relaxation = RELAXATIONS.canonical(fields.get("relaxation", loss.relaxation))
-    options = literature_options(loss.name, dataset, eps, relaxation=relaxation)
-    return {"loss": loss.name, "relaxation": relaxation, "loss_options": options}
+    net = fields.get("net", "cnn3")
+    options = literature_options(loss.name, dataset, eps, relaxation=relaxation, net=net)
+    literature = preset is not None and PRESETS.get(preset).recipe == "literature"
+    training = published_training(loss.name, dataset, eps) if literature else {}
+    return {"loss": loss.name, "relaxation": relaxation, "loss_options": options, **training}
 
 
 def _dataset_of(preset: str | None) -> str:

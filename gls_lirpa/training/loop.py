@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from gls_lirpa.base.interruption import Interrupted, stop_requests
 from gls_lirpa.base.seeds import derived_seed
-from gls_lirpa.data import Dataset, batches
+from gls_lirpa.data import Augmentation, Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
 from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
@@ -71,7 +71,7 @@ class Trainer:
         self.criterion = CertifiedLoss(
             self.model,
             config.relaxation,
-            eps=config.eps,
+            eps=config.trained_eps,
             loss=config.loss,
             natural_weight=config.natural_weight,
             l1=config.l1,
@@ -86,6 +86,12 @@ class Trainer:
         self._sigma = config.sigma_schedule()
         # BatchNorm cannot normalise a last batch of a single sample.
         self._drop_last = bool(batchnorms(self.model)) and len(dataset.train) % config.batch_size == 1
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The dataset's, padded as configured."""
+        own = self.dataset.augmentation
+        return own and replace(own, edge=self.config.padding == "edge")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -282,7 +288,7 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
                 batch_size=config.batch_size,
                 seed=config.seed,
                 epoch=position.epoch,
-                augmentation=trainer.dataset.augmentation,
+                augmentation=trainer.augmentation,
                 device=config.device,
                 start=position.batch,
                 drop_last=trainer._drop_last,
