@@ -29,7 +29,7 @@ ARROWS: dict[str, str] = {
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
     "jobs": "base certification data errors exchange training",
     "doctor": "base data engine errors relaxations",
-    "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
+    "bench": "analysis base certification data engine errors estimators jobs losses models relaxations training",
     "gls_lirpa": "base certification engine errors estimators losses models relaxations version",
     "cli": "bench doctor jobs training",
 }

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from gls_lirpa.bench.suite import PlannedRun
+from gls_lirpa.data import Dataset
 from gls_lirpa.errors import GLSError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Trainer
@@ -46,6 +47,14 @@ def _steps(config: TrainConfig) -> int:
 
 
 def _step_seconds(config: TrainConfig) -> float | None:
+    try:
+        return step_seconds(config, dataset_of(config))
+    except GLSError:
+        return None
+
+
+def step_seconds(config: TrainConfig, dataset: Dataset) -> float:
+    """Seconds of one step at full radius on one thread, the second of two."""
     factor = 1.0
     options = dict(config.estimator_options)
     if config.estimator == "pgpe":
@@ -55,15 +64,13 @@ def _step_seconds(config: TrainConfig) -> float | None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        trainer = Trainer(short, dataset_of(config))
+        trainer = Trainer(short, dataset)
         x, y = trainer.dataset.train.batch(range(min(config.batch_size, len(trainer.dataset.train))))
         trainer.position.epoch = max(config.epochs - 1, 0)
         for _ in range(2):
             start = time.monotonic()
             trainer.step(x.to(config.device), y.to(config.device))
             spent = time.monotonic() - start
-    except GLSError:
-        return None
     finally:
         torch.set_num_threads(threads)
     return factor * spent
