@@ -15,7 +15,7 @@ from .options import Assignment, Numbers, Radius
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
 @click.option("--net", help="cnn3-tiny, cnn3, cnn5, cnn5-l, cnn7, cnn7-bn, or path/to/file.py:factory.")
-@click.option("--loss", help="robust (default), robust-fused, sabr, taps, staps, mtl, cc, exp, pgd or natural.")
+@click.option("--loss", help="robust (default), robust-fused, sabr, (s)taps, mtl, cc, exp, distill, pgd or natural.")
 @click.option("--relaxation", help="ibp, hbox, crown-ibp, crown (= deeppoly), alpha-crown or alpha-crown-step.")
 @click.option("--estimator", help="grad, rgs, pgpe or sam.")
 @click.option(
@@ -26,6 +26,7 @@ from .options import Assignment, Numbers, Radius
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")
 @click.option("--init-from", help="Warm start from a run folder or a weight file.")
+@click.option("--teacher", help="Run folder or weight file of the network that --loss distill learns from.")
 @click.option("--init", help="ibp or kaiming-uniform.")
 @click.option("--epochs", type=int)
 @click.option("--batch-size", type=int)

@@ -18,22 +18,22 @@ def test_every_row_is_a_run() -> None:
 
 def test_probe_and_table() -> None:
     rows = [row for row in cost_rows() if row.net == "cnn3-tiny" or (row.net, row.method) == ("cnn3", "ibp-pgpe")][:3]
-    found = measured_costs(rows, batch=2, progress=lambda done, total: None)
+    found = measured_costs(rows, sizes=(1, 2), progress=lambda done, total: None)
     assert all(entry["minutes"] > 0 for entry in found)
-    table = cost_table(found, batch=2)
+    table = cost_table(found)
     crown = [entry.text for entry in table.rows[0]]
     assert crown[:5] == ["mnist", "cnn3-tiny", "crown-pgpe", "4xL4", "25"]
     whole = next(row for row in cost_rows() if row.whole and row.method == "ibp" and row.dataset == "mnist")
-    shown = cost_table([{"index": cost_rows().index(whole), "minutes": 1.0, "epochs": 70}], batch=2).rows[0]
+    shown = cost_table([{"index": cost_rows().index(whole), "minutes": 1.0, "epochs": 70}]).rows[0]
     assert shown[4].text == f"{10 / 70:.2g}" and shown[6].text == "7.0"
 
 
 def test_minutes_are_for_the_whole_training_set() -> None:
     row = next(row for row in cost_rows() if (row.dataset, row.net, row.method) == ("mnist", "cnn3", "ibp-pgpe"))
-    minutes, epochs = epoch_minutes(row, batch=4)
+    minutes, epochs = epoch_minutes(row, sizes=(2, 4))
     assert epochs == 150
-    # 60,000 images and 64 times the probed four members: no step is shorter than a microsecond an image.
-    assert minutes > 60_000 * 64 * 4 * 1e-6 / 60
+    # 118 steps of 256 networks: none takes less than ten microseconds.
+    assert minutes > 118 * 256 * 1e-5 / 60
 
 
 @pytest.mark.parametrize("dataset", ["mnist", "cifar10", "tinyimagenet"])

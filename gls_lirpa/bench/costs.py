@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -72,31 +73,41 @@ def cost_rows() -> tuple[CostRow, ...]:
     )
 
 
-def epoch_minutes(row: CostRow, *, batch: int) -> tuple[float, int]:
-    """Minutes of an epoch on one core, from a step of ``batch`` random images, and the recipe's epochs."""
+def epoch_minutes(row: CostRow, *, sizes: tuple[int, int]) -> tuple[float, int]:
+    """Minutes of an epoch on one core, and the recipe's epochs.
+
+    Steps of ``sizes`` random images give the cost of a step and of an image in it.
+    """
     shape, size, classes = IMAGES[row.dataset]
-    config = make_config({**row.options, "batch_size": batch})
+    small, large = (_step(row, batch, shape, classes) for batch in sizes)
+    config = make_config(row.options)
+    an_image = max(large - small, 0.0) / (sizes[1] - sizes[0])
+    a_step = large + (config.batch_size - sizes[1]) * an_image
+    return a_step * math.ceil(size / config.batch_size) / 60, config.epochs
+
+
+def _step(row: CostRow, batch: int, shape: tuple[int, ...], classes: int) -> float:
     generator = torch.Generator().manual_seed(0)
     split = Split(torch.rand(batch, *shape, generator=generator), torch.arange(batch) % classes)
     source = DATASETS.get(row.dataset)
     names = tuple(str(i) for i in range(classes))
-    seconds = step_seconds(config, Dataset(row.dataset, split, split, split, names, source.mean, source.std))
-    return seconds / batch * size / 60, config.epochs
+    dataset = Dataset(row.dataset, split, split, split, names, source.mean, source.std)
+    return step_seconds(make_config({**row.options, "batch_size": batch}), dataset)
 
 
 def measured_costs(
-    rows: Sequence[CostRow], *, batch: int, progress: Callable[[int, int], None]
+    rows: Sequence[CostRow], *, sizes: tuple[int, int], progress: Callable[[int, int], None]
 ) -> list[dict[str, Any]]:
     """For each row its place in the table and our minutes."""
     found = []
     for number, row in enumerate(rows, start=1):
-        minutes, epochs = epoch_minutes(row, batch=batch)
+        minutes, epochs = epoch_minutes(row, sizes=sizes)
         found.append({"index": cost_rows().index(row), "minutes": minutes, "epochs": epochs})
         progress(number, len(rows))
     return found
 
 
-def cost_table(measured: Sequence[dict[str, Any]], *, batch: int) -> Table:
+def cost_table(measured: Sequence[dict[str, Any]]) -> Table:
     """The paper's minutes beside ours; whole trainings are divided by the recipe's epochs."""
     rows = []
     for entry in measured:
@@ -107,8 +118,8 @@ def cost_table(measured: Sequence[dict[str, Any]], *, batch: int) -> Table:
         rows.append(tuple(Entry(text) for text in texts))
     header = ("dataset", "network", "method", "paper's GPUs", "paper", "one core here", "ratio")
     note = (
-        f"Minutes of an epoch. Ours: a step of {batch} random images at full radius with untrained weights, most of "
-        "whose ReLUs are unstable, times the training images; PGPE with four members, times its population. Trained "
-        "networks are faster under CROWN. Rows of plain gradients: the paper's whole training over its epochs."
+        "Minutes of an epoch. Ours: from steps of two small sizes on random images at full radius with untrained "
+        "weights, most of whose ReLUs are unstable; PGPE with four members, times its population. Trained networks "
+        "are faster under CROWN. Rows of plain gradients: the paper's whole training over its epochs."
     )
     return Table("costs", header, tuple(rows), labels=4, note=note)

@@ -20,7 +20,7 @@ from gls_lirpa.training.loop import Reporter, train
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
-_MOVABLE = ("data_root", "init_from", "device")
+_MOVABLE = ("data_root", "init_from", "teacher", "device")
 
 
 class SilentReporter:

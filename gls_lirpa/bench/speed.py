@@ -127,10 +127,9 @@ def speed_sections(context: Context) -> list[Section]:
     """Measure (always anew) and tabulate."""
     settings = dict(context.suite.settings)
     rows = cost_rows()[: settings.pop("cost_rows", None)]
-    batch = settings.pop("cost_batch", 4)
+    sizes = settings.pop("cost_sizes", (2, 16))
     result = context.watched("speed", lambda progress: measured(**settings, progress=progress))
-    result["costs"] = context.watched("costs", lambda progress: measured_costs(rows, batch=batch, progress=progress))
-    result["cost_batch"] = batch
+    result["costs"] = context.watched("costs", lambda progress: measured_costs(rows, sizes=sizes, progress=progress))
     replace_file(context.out / "speed.json", (json.dumps(result, indent=2) + "\n").encode())
     return sections_of(result)
 
@@ -171,5 +170,5 @@ def sections_of(result: dict[str, Any]) -> list[Section]:
                 Table("evaluations", ("relaxation", *names), tuple(rate_rows), note="Loss evaluations per second."),
             ),
         ),
-        Section("Training costs", tables=(cost_table(result["costs"], batch=result["cost_batch"]),)),
+        Section("Training costs", tables=(cost_table(result["costs"]),)),
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points
 from gls_lirpa.base.boxes import Box, linf_box
@@ -28,7 +28,7 @@ from gls_lirpa.relaxations import Relaxation
 @dataclass(frozen=True)
 class LossInput:
     """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode; ``growing``
-    while the radius has not yet reached the one that is trained for."""
+    while the radius has not yet reached the one that is trained for; ``teacher`` for losses that learn from one."""
 
     engine: BoundEngine
     relaxation: Relaxation
@@ -38,6 +38,7 @@ class LossInput:
     statistics: Statistics
     generator: torch.Generator | None = None
     growing: bool = False
+    teacher: nn.Module | None = None
 
     @property
     def box(self) -> Box:
@@ -61,7 +62,8 @@ class Loss:
     """A loss by name. ``options`` are the keyword arguments of ``term`` with their defaults.
 
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
-    ``relaxation``: the one it was published with, for configurations that name none.
+    ``relaxation``: the one it was published with, for configurations that name none. ``teacher``: whether it
+    needs a trained network beside the one it trains.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Loss:
     bounds: bool
     options: dict[str, float]
     relaxation: str = "crown"
+    teacher: bool = False
 
     def configured(self, options: dict[str, float]) -> Term:
         unknown = sorted(set(options) - set(self.options))

@@ -42,6 +42,7 @@ class TrainConfig:
     net: str = "cnn3"
     init: str = "ibp"
     init_from: str | None = None
+    teacher: str | None = None
 
     loss: str = "robust"
     relaxation: str = "crown"
@@ -105,6 +106,12 @@ class TrainConfig:
         self.eps_schedule()
         self.lr_schedule()
         LOSSES.get(self.loss).configured(self.loss_options)
+        if LOSSES.get(self.loss).teacher != (self.teacher is not None):
+            raise ConfigError(
+                f"loss {self.loss!r} needs --teacher RUN, the run folder of a trained network"
+                if self.teacher is None
+                else f"loss {self.loss!r} learns from no teacher: remove --teacher, or use --loss distill"
+            )
         bounds = LOSSES.get(self.loss).bounds and self.estimator != "pgpe"
         if bounds and not RELAXATIONS.get(self.relaxation).differentiable:
             raise ConfigError(

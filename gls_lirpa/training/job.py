@@ -61,7 +61,8 @@ def _of_loss(fields: dict[str, Any], dataset: str, eps: float, preset: str | Non
     options = literature_options(loss.name, dataset, eps, relaxation=relaxation, net=net)
     literature = preset is not None and PRESETS.get(preset).recipe == "literature"
     training = published_training(loss.name, dataset, eps) if literature else {}
-    return {"loss": loss.name, "relaxation": relaxation, "loss_options": options, **training}
+    own = {"loss": loss.name, "relaxation": relaxation, "loss_options": options, "teacher": fields.get("teacher")}
+    return {**own, **training}
 
 
 def _dataset_of(preset: str | None) -> str:

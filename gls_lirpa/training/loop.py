@@ -24,7 +24,7 @@ from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, check_device
 from gls_lirpa.training.evaluation import held_out_accuracy
-from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, state_of
+from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, make_teacher, state_of
 
 CHECKPOINT_SECONDS = 300.0
 """Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
@@ -68,6 +68,7 @@ class Trainer:
         if config.init_from is not None:
             load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
         options: dict[str, Any] = dict(config.loss_options)
+        teacher = make_teacher(config, dataset)
         self.criterion = CertifiedLoss(
             self.model,
             config.relaxation,
@@ -76,6 +77,7 @@ class Trainer:
             natural_weight=config.natural_weight,
             l1=config.l1,
             warmup=config.warmup,
+            teacher=None if teacher is None else teacher.to(config.device),
             **options,
         )
         self.estimator = make_estimator(config, self.criterion, self.model)
