@@ -30,12 +30,19 @@ ARROWS: dict[str, str] = {
     "jobs": "base certification data errors exchange training",
     "doctor": "base data engine errors relaxations",
     "bench": "analysis base certification data engine errors estimators jobs losses models relaxations training",
+    "tuning": "base bench errors losses training",
     "gls_lirpa": "base certification engine errors estimators losses models relaxations version",
-    "cli": "bench doctor jobs training",
+    "cli": "bench doctor jobs training tuning",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""
 
-SOLE_IMPORTERS = {"auto_LiRPA": "engine", "ray": "base estimators", "evotorch": "estimators", "click": "cli"}
+SOLE_IMPORTERS = {
+    "auto_LiRPA": "engine",
+    "ray": "base estimators",
+    "evotorch": "estimators",
+    "click": "cli",
+    "optuna": "tuning",
+}
 """Libraries, and the packages that know them."""
 
 Import = tuple[str, str, str]

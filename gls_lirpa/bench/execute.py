@@ -85,6 +85,7 @@ def _performed(run: PlannedRun, out: Path, reporter: Reporter) -> Outcome:
     summary = certify_job(
         path,
         samples=run.samples,
+        split=run.split,
         timeout=run.timeout,
         out=records,
         data_root=run.config.data_root,

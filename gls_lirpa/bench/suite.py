@@ -119,6 +119,7 @@ class PlannedRun:
     needs: str | None
     samples: int | None
     timeout: float
+    split: str = "test"
 
     @property
     def name(self) -> str:
