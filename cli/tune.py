@@ -7,17 +7,17 @@ from typing import Any
 
 import click
 
-from .options import Assignment, Radius
+from .options import Assignment, MethodCommand, Radius, plugin_option
 
 
-@click.command(short_help="Search a method's settings for its front of natural and certified accuracy.")
-@click.option("--dataset", help="digits (default), mnist, cifar10, tinyimagenet or folder.")
+@click.command(cls=MethodCommand, short_help="Search a method's settings for its front of accuracies.")
+@click.option("--dataset", help="{datasets} (default: digits).")
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
-@click.option("--net", help="The network, as in glscert train.")
-@click.option("--loss", help="The method: its loss,")
-@click.option("--relaxation", help="its relaxation")
-@click.option("--estimator", help="and its estimator, as in glscert train.")
+@click.option("--net", help="{nets}.")
+@click.option("--loss", help="The method's loss: {losses} (default: robust).")
+@click.option("--relaxation", help="Its relaxation: {relaxations}.")
+@click.option("--estimator", help="Its estimator: {estimators}.")
 @click.option("--relative", is_flag=True, default=None, help="Sigma in units of each layer's weights (rgs).")
 @click.option("--split", is_flag=True, default=None, help="Each part of the batch sees its own perturbation (rgs).")
 @click.option("--teacher", help="The network that --loss distill learns from.")
@@ -34,6 +34,7 @@ from .options import Assignment, Radius
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the search and of its runs.")
 @click.option("--workers", type=int, help="Runs at a time, on Ray (default: one per core).")
 @click.option("--out", type=click.Path(path_type=Path), help="Study folder (default: tune/<setting and method>).")
+@plugin_option
 def tune(out: Path | None, workers: int | None, epochs: int | None, seed: int, **options: Any) -> None:
     """Search over the method's own space: lr, L1, eps factor, and what its loss and estimator have.
 

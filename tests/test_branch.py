@@ -24,7 +24,8 @@ from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_tighten import envelopes_of
 from gls_lirpa.errors import ConfigError
 from tests.branch_problems import PLAIN, RENEWING, Property, minimum, near_boundary, search_of
-from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
+from tests.exact_nets import KINDS, margins, problem, random_input, random_net
+from tests.oracle import exact_margins
 
 
 def test_docstring_examples() -> None:
@@ -58,7 +59,7 @@ def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
     for seed in range(8):
         stages = BranchAndBound(), BranchAndBound(PLAIN), BranchAndBound(RENEWING), ExactOracle()
         for prop in near_boundary(kind, seed, 6):
-            exhaustive = enumerate_minima(prop.subject.model, prop.samples.box, prop.samples.labels)
+            exhaustive = exact_margins(prop.subject.model, prop.samples.box, prop.samples.labels)
             assert torch.allclose(prop.minima, torch.from_numpy(exhaustive), atol=1e-5)
             expected = _expected(prop)
             for stage in stages:

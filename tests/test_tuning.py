@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {
     "loss": "mtl",
     "relaxation": "ibp",
     "estimator": "rgs",
-    "assignments": (("steps", 1),),
+    "assignments": (("steps", "1"),),
     "limit": 60,
     "val_fraction": 0.2,
     "eval_samples": 4,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.attacks import ascend, project
 from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.doctor.operator_cases import CASES, CLASSES, Layer, random_network
 from gls_lirpa.engine.bounds import BoundEngine
@@ -40,17 +41,12 @@ def lowest_points(model: nn.Module, box: Box, spec: Tensor, *, samples: int, ste
     place = torch.rand(samples, *width.shape, generator=generator, dtype=width.dtype)
     place[: samples // 2] = place[: samples // 2].round()
     found = [box.lower + width * place, box.center.unsqueeze(0), box.lower.unsqueeze(0), box.upper.unsqueeze(0)]
+    sizes = [1.0 if step < steps // 2 else 0.2 for step in range(steps)]
     for row in range(spec.shape[1]):
-        point = (box.lower + width * place[-1 - row % samples]).clone()
-        for step in range(steps):
-            point = point.detach().requires_grad_(True)
-            with torch.enable_grad():
-                value = (spec[:, row] * model(point)).sum()
-                (slope,) = torch.autograd.grad(value, point)
-            moved = point.detach() - slope.sign() * width * (0.5 if step < steps // 2 else 0.1)
-            point = torch.minimum(torch.maximum(moved, box.lower), box.upper)
+        start = box.lower + width * place[-1 - row % samples]
+        point = ascend(model, start, spec[:, row], box, sizes=sizes, objective=lambda out, rows: -(rows * out).sum(1))
         found.append(point.unsqueeze(0))
-    return torch.minimum(torch.maximum(torch.cat(found), box.lower), box.upper)
+    return project(torch.cat(found), box)
 
 
 def compared(

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.compat import default_dtype
 from gls_lirpa.engine.graph import Node, activations, read_graph, relu_inputs
 from gls_lirpa.engine.operators import check_operations
 from gls_lirpa.engine.proof import Proof, UnprovenError
 from gls_lirpa.engine.row_network import RowNetwork
-from gls_lirpa.engine.wrap import LIRPA_FAILURES, preserved, unproven, unsupported, wrap
+from gls_lirpa.engine.wrap import LIRPA_FAILURES, unproven, unsupported, wrap
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
 
 _TRACE_BATCH = 7

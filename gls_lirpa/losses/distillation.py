@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.base.boxes import linf_box
+from gls_lirpa.base.options import Option, Options
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.losses.checks import number, whole
-from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, robust
+from gls_lirpa.losses.expressive import ALPHA, RADIUS
+from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, robust
 
 
 def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -38,9 +39,6 @@ def distill(
     batch: LossInput, *, alpha: float, beta: float, temperature: float, radius: float, steps: int
 ) -> Tensor:
     """The loss above; ``radius`` is the attack's, in units of ε. A part of weight 0 is not computed."""
-    alpha, beta = number("alpha", alpha, most=1.0), number("beta", beta, most=1.0)
-    temperature = number("temperature", temperature, least=1e-3)
-    radius, steps = number("radius", radius), whole("steps", steps, least=1)
     if alpha == 1.0:
         return robust(batch)
     logits = batch.logits(batch.adversarial(linf_box(batch.x, min(radius * batch.eps, 1.0)), steps=steps))
@@ -70,9 +68,16 @@ LOSSES.register(
         "distill",
         distill,
         bounds=True,
-        options={"alpha": 0.5, "beta": 0.5, "temperature": 1.0, "radius": 1.0, "steps": 8},
+        options=Options(
+            ALPHA,
+            Option("beta", float, "the teacher's share of the adversarial part", default=0.5, most=1.0),
+            Option("temperature", float, "of the teacher's and the student's soft labels", default=1.0, least=1e-3),
+            RADIUS,
+            STEPS,
+        ),
         relaxation="ibp",
         teacher=True,
+        help="certified loss, and a robust teacher's soft labels at adversarial points",
     ),
     aliases=("distillation",),
 )
