@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Comparison:
     """``points`` that were compared with a bound, ``violations`` among them, or the reason of a refusal."""
 
     points: int = 0
@@ -51,25 +51,25 @@ def lowest_points(model: nn.Module, box: Box, spec: Tensor, *, samples: int, ste
 
 def compared(
     model: nn.Module, engine: BoundEngine, box: Box, labels: Tensor, relaxation: Relaxation, *, samples: int, seed: int
-) -> Outcome:
+) -> Comparison:
     """How many of the lowest points found lie below the relaxation's bounds of the margins."""
     spec = margin_spec(labels, engine.classes, box.lower.dtype)
     with torch.no_grad():
         try:
             lower = engine.bounds(box, spec, relaxation).lower
         except UnsupportedLayerError as error:
-            return Outcome(refusal=str(error))
+            return Comparison(refusal=str(error))
         points = lowest_points(model, box, spec, samples=samples, steps=8, seed=seed)
         logits = model(points.flatten(0, 1)).unflatten(0, points.shape[:2])
         values = (spec @ logits.unsqueeze(-1)).squeeze(-1)
     # Written so that a bound that is not a number counts as violated.
     held = values - lower >= -TOLERANCE[values.dtype] * (1 + values.abs())
-    return Outcome(points.shape[0] * points.shape[1], int((~held).any(-1).sum()))
+    return Comparison(points.shape[0] * points.shape[1], int((~held).any(-1).sum()))
 
 
 def run_case(
     name: str, relaxation: str, seed: int, *, samples: int = 64, dtype: torch.dtype = torch.float32
-) -> Outcome:
+) -> Comparison:
     """One random network of a case, bounded over boxes of three radii.
 
     >>> run_case("AvgPool2d", "crown", 1).violations
@@ -80,7 +80,7 @@ def run_case(
 
 def check_network(
     layer: Layer, image: bool, relaxation: str, seed: int, *, samples: int = 64, dtype: torch.dtype = torch.float32
-) -> Outcome:
+) -> Comparison:
     """One random network around ``layer``, likewise."""
     model, shape = random_network(layer, seed, image=image)
     model = model.to(dtype)
@@ -90,14 +90,14 @@ def check_network(
     try:
         engine = BoundEngine(model, x)
     except UnsupportedLayerError as error:
-        return Outcome(refusal=str(error))
+        return Comparison(refusal=str(error))
     method = get_relaxation(relaxation, iterations=3 if relaxation == "alpha-crown" else None)
-    total = Outcome()
+    total = Comparison()
     for eps in (0.02, 0.15, 0.5):
         found = compared(model, engine, linf_box(x, eps), labels, method, samples=samples, seed=seed)
         if found.refusal:
             return found
-        total = Outcome(total.points + found.points, total.violations + found.violations)
+        total = Comparison(total.points + found.points, total.violations + found.violations)
     return total
 
 

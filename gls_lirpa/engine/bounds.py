@@ -32,7 +32,7 @@ from gls_lirpa.engine.wrap import (
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 
 ROUTES = ("auto", "lirpa")
-Sized = Relaxation | SampleFunction
+Chunked = Relaxation | SampleFunction
 """What is computed in chunks."""
 
 
@@ -336,7 +336,7 @@ class BoundEngine:
             raise DataError(f"expected {len(box)} labels for {len(box)} samples, got shape {tuple(labels.shape)}")
         return margin_spec(labels, self.classes, box.lower.dtype)
 
-    def _needs_graph(self, function: Sized, box: Box) -> bool:
+    def _needs_graph(self, function: Chunked, box: Box) -> bool:
         if not (torch.is_grad_enabled() and function.differentiable):
             return False
         return box.lower.requires_grad or any(parameter.requires_grad for parameter in self.model.parameters())
@@ -357,13 +357,13 @@ class BoundEngine:
         return Box(self._normalized(box.lower), self._normalized(box.upper))
 
     def _chunks(
-        self, box: Box, spec: Tensor, function: Sized, statistics: Statistics, beside: Sequence[Tensor] = ()
+        self, box: Box, spec: Tensor, function: Chunked, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> list[slice]:
         count = self.chunk_size(function, box, spec, statistics, beside) if len(box) > 1 else 1
         return [slice(start, min(start + count, len(box))) for start in range(0, len(box), count)]
 
     def chunk_size(
-        self, function: Sized, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor] = ()
+        self, function: Chunked, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> int:
         """How many samples' graphs fit the memory budget, from what autograd retains for one."""
         if function.light:
@@ -375,7 +375,7 @@ class BoundEngine:
         return max(1, int(budget(box.lower.device, self._chunk_mib) / self._sample_bytes[key]))
 
     def _retained_bytes(
-        self, function: Sized, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor]
+        self, function: Chunked, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor]
     ) -> float:
         def compute() -> list[object]:
             if isinstance(function, SampleFunction):
