@@ -19,11 +19,11 @@ from random import Random
 import torch
 from torch import nn
 
+from gls_lirpa.doctor.operator_cases import ALL, CASES, Layer, Shape
+from gls_lirpa.doctor.selftest import Comparison, check_network
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import EngineError
-from gls_lirpa.operator_cases import ALL, CASES, Layer, Shape
 from gls_lirpa.relaxations import RELAXATIONS
-from gls_lirpa.selftest import Outcome, check_network
 
 DEEP = [name for name, case in CASES.items() if case.bounded == ALL and case.image]
 """Operations that may be put behind one another on images."""
@@ -63,7 +63,7 @@ def main() -> int:
                 except EngineError as error:
                     failures += 1
                     print(f"FAILED {name}, {relaxation}, seed {seed}: {error}")
-                    found = Outcome()
+                    found = Comparison()
                 refused += bool(found.refusal)
                 points[relaxation] += found.points
                 violations[relaxation] += found.violations

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.attack import pgd
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import OpenSamples, Stage, Subject
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder
 from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.engine.split_hull import hull_of

@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.compat import load_lirpa, versions
 from gls_lirpa.engine.memory import CPU_CHUNK_MIB
 from gls_lirpa.engine.wrap import bounded_input

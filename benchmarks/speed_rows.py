@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.data import load_dataset
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.compat import load_lirpa, versions
 from gls_lirpa.engine.plain import torch_convolutions
 from gls_lirpa.estimators import RGS

@@ -8,13 +8,16 @@ from typing import Any
 
 import click
 
+from .options import MethodCommand, plugin_option
 
-@click.command(short_help="Run a suite of trainings and certifications and write its report.")
+
+@click.command(cls=MethodCommand, short_help="Run a suite of trainings and certifications and write its report.")
 @click.argument("suite", required=False)
 @click.option("--list", "show", is_flag=True, help="List the suites.")
-@click.option("--out", type=click.Path(path_type=Path), help="Suite folder (default: bench/<suite>).")
+@click.option("--out", type=click.Path(path_type=Path), help="Suite folder (default: bench/<suite>[-<preset>]).")
 @click.option("--run", type=click.Path(path_type=Path), help="Study this trained run (landscape, tightness).")
 @click.option("--net", help="Allow the run's file.py:factory to be executed.")
+@click.option("--preset", help="Recipe of the paper's tables: paper (default) or tuned.")
 @click.option("--workers", type=int, help="Runs at a time, on Ray (default: one per core; one on a GPU).")
 @click.option("--epochs-scale", type=float, default=1.0, help="Shorten every training, e.g. 0.1.")
 @click.option("--samples", type=int, help="Certified test images per run; perturbations in a landscape.")
@@ -24,6 +27,7 @@ import click
 @click.option("--device", help="cpu, cuda, cuda:1, …")
 @click.option("--dry-run", is_flag=True, help="List the runs with an estimate of time, and do nothing.")
 @click.option("--report-only", is_flag=True, help="Write the report of what is there, and run nothing.")
+@plugin_option
 def bench(suite: str | None, show: bool, **options: Any) -> None:
     """Run SUITE: ordinary trainings and certifications, then a report.
 
@@ -32,7 +36,7 @@ def bench(suite: str | None, show: bool, **options: Any) -> None:
     """
     from gls_lirpa.bench.job import bench_job, list_suites
     from gls_lirpa.bench.suite import Budget
-    from gls_lirpa.certification.job import shell_command
+    from gls_lirpa.jobs.certify import shell_command
 
     if show:
         list_suites()

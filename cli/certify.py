@@ -9,16 +9,16 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from .options import Radius
+from .options import MethodCommand, Radius, plugin_option
 
 
-@click.command(short_help="Certify a network sample by sample, or decide properties of it.")
+@click.command(cls=MethodCommand, short_help="Certify a network sample by sample, or decide properties of it.")
 @click.argument("network", metavar="[RUN|ONNX|WEIGHTS]", type=click.Path(path_type=Path), required=False)
 @click.option("--eps", type=Radius(), help="Radius in pixel space (default: the run's).")
-@click.option("--dataset", help="For a network file: digits, mnist, cifar10, tinyimagenet or folder.")
+@click.option("--dataset", help="For a network file: {datasets}.")
 @click.option("--samples", type=int, help="Certify the first samples of the split (default: all).")
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
-@click.option("--stages", help="In order, by commas (default: ibp,pgd,crown-ibp,crown,alpha-crown,input-split,bab).")
+@click.option("--stages", help="In order, by commas: {stages} (default: {default_stages}).")
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample or property.")
 @click.option("--max-nodes", type=int, help="Subproblems per sample in branch and bound (default: no limit).")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the samples, on Ray.")
@@ -36,6 +36,7 @@ from .options import Radius
 )
 @click.option("--result", type=click.Path(path_type=Path), help="With --vnnlib: file for VNN-COMP's result lines.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Decide the rows of a VNN-COMP instances.csv.")
+@plugin_option
 @click.pass_context
 def certify(
     ctx: click.Context,
@@ -58,8 +59,8 @@ def certify(
     Every sample is decided by the cheapest stage that can: verified, falsified (with a counterexample
     on file), misclassified, or unknown after all of them.
     """
-    from gls_lirpa.certification.job import shell_command
-    from gls_lirpa.exchange.command import certify_command
+    from gls_lirpa.jobs.certify import shell_command
+    from gls_lirpa.jobs.command import certify_command
 
     given = {name for name in ctx.params if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT}
     certify_command(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.losses import LossInput
 from gls_lirpa.relaxations import RELAXATIONS, get_relaxation
 

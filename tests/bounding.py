@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points, random_points
+from gls_lirpa.base.boxes import Box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 from tests import networks
 

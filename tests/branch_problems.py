@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.branch_tree import Outcome
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import OpenSamples, Subject
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
 from gls_lirpa.engine.split_envelopes import Envelopes

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.analysis import Landscape, Tightness, area_under, loss_landscape, tightness_curves
+from gls_lirpa.base.boxes import Bounds
 from gls_lirpa.data import load_dataset
-from gls_lirpa.engine.boxes import Bounds
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.losses import CertifiedLoss
 from gls_lirpa.relaxations import Relaxation

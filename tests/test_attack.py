@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points, project, random_points, worst_margin
+from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.certification.attack import AttackStage, pgd, sample_generators
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box
 from gls_lirpa.errors import ConfigError
 
 CLASSES = 4

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from gls_lirpa.bench.job import bench_job
-from gls_lirpa.bench.suite import Budget, Suite
+from gls_lirpa.bench.suite import Budget, Suite, planned_runs
 from gls_lirpa.bench.suites import SUITES
+from gls_lirpa.errors import ConfigError
 
 from .test_readers import _make_cifar_binary, _make_mnist, _make_tinyimagenet
 
@@ -55,3 +56,29 @@ def test_suite_end_to_end(name: str, images: Path, tmp_path: Path) -> None:
     assert "Shortened" in text
     assert text.count("data:image/png;base64,") == len(list(tmp_path.glob("*.png")))
     assert {"report.md", "report.json"} <= {file.name for file in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("name", [name for name in SUITES if SUITES.get(name).preset])
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+def test_the_recipe_is_what_it_says(name: str, preset: str, tmp_path: Path) -> None:
+    suite = SUITES.get(name).with_preset(preset)
+    for run in planned_runs(suite, Budget(), out=tmp_path, changes={}):
+        config, cell = run.config, run.cell
+        assert config.preset is not None and config.preset.startswith("paper-") == (preset == "paper")
+        assert cell.paper is None or preset == "paper"
+        if cell.once:
+            assert config.loss == "pgd"
+        elif config.estimator == "pgpe":
+            assert run.needs is not None and "pgd" in run.needs
+        else:
+            assert (config.init_from is not None) == (cell.start is not None) == ("from ibp" in cell.row)
+        if preset == "paper":
+            assert (config.val_fraction, config.l1, config.warmup) == (0.0, 0.0, 0.0)
+            assert config.lr == (3e-4 if config.estimator == "pgpe" else 5e-4)
+
+
+def test_no_choice_of_recipe() -> None:
+    with pytest.raises(ConfigError, match="'paradox-digits' has a recipe of its own"):
+        SUITES.get("paradox-digits").with_preset("paper")
+    with pytest.raises(ConfigError, match="unknown recipe 'best'"):
+        SUITES.get("cnn5").with_preset("best")

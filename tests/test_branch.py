@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification import branch, branch_families, branch_tree
 from gls_lirpa.certification.branch import AIM, BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
@@ -16,7 +17,6 @@ from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import Findings
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError
 from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
 from gls_lirpa.engine.split_envelopes import Envelopes, Slopes
@@ -24,7 +24,8 @@ from gls_lirpa.engine.split_groups import Groups
 from gls_lirpa.engine.split_tighten import envelopes_of
 from gls_lirpa.errors import ConfigError
 from tests.branch_problems import PLAIN, RENEWING, Property, minimum, near_boundary, search_of
-from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
+from tests.exact_nets import KINDS, margins, problem, random_input, random_net
+from tests.oracle import exact_margins
 
 
 def test_docstring_examples() -> None:
@@ -58,7 +59,7 @@ def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
     for seed in range(8):
         stages = BranchAndBound(), BranchAndBound(PLAIN), BranchAndBound(RENEWING), ExactOracle()
         for prop in near_boundary(kind, seed, 6):
-            exhaustive = enumerate_minima(prop.subject.model, prop.samples.box, prop.samples.labels)
+            exhaustive = exact_margins(prop.subject.model, prop.samples.box, prop.samples.labels)
             assert torch.allclose(prop.minima, torch.from_numpy(exhaustive), atol=1e-5)
             expected = _expected(prop)
             for stage in stages:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.certification import branch_blocks
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.branch_blocks import bound_in_blocks
@@ -18,7 +19,6 @@ from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_blocks import Blocks
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems

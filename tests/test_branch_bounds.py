@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder
 from gls_lirpa.engine.split_bounds import SplitBounds
 from gls_lirpa.engine.split_hull import hull_of

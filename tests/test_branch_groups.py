@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.certification.branch_rules import children
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.engine import ascent, split_ascend, split_groups
-from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.engine.split import FormBuilder, Layer, SplitForm
 from gls_lirpa.engine.split_ascend import Ascended, ascend
 from gls_lirpa.engine.split_bounds import SplitBounds

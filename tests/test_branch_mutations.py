@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification import branch_rules, branch_tree
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.branch_queue import Queue
 from gls_lirpa.certification.exact_lp import Optimum, minimise
 from gls_lirpa.engine import split_hull
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
 from gls_lirpa.engine.split_envelopes import Envelopes, GroupTerms

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points, violation, worst_margin
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.certification import StageOptions, Summary, certify
-from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.models import build_model
 from gls_lirpa.training import TrainConfig, load_run, train
 from tests.test_training import Quiet

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.data import load_dataset
-from gls_lirpa.engine.compat import repair_torchvision
 from gls_lirpa.errors import DataError
 from gls_lirpa.readers import download
 

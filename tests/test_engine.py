@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.batchnorm import applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import evaluate
 from gls_lirpa.engine.wrap import bounded_input

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, check_eps, check_labels, linf_box, margin_spec, other_classes
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, check_eps, check_labels, linf_box, margin_spec, other_classes
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests import networks

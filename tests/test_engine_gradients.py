@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.losses.terms import margin_cross_entropy
 from gls_lirpa.relaxations import RELAXATIONS
 from tests import networks

@@ -178,6 +178,27 @@ def test_split_has_the_same_mean() -> None:
         assert rgs.stats["evaluations"] == 2
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_relative_sigma_is_each_layers_own(split: bool) -> None:
+    """∇ Σ w³/3 = w²; at ±ε its mean is w² + ε², so E = w² + (σ·rms)², rms that of the layer's kernel, biases too."""
+    net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1), nn.LayerNorm(1)).double()
+    values = ([[3.0, 4.0]], [0.0], [[-0.1]], [0.7], [1.0], [0.0])
+    for parameter, value in zip(net.parameters(), values, strict=True):
+        parameter.data.copy_(torch.tensor(value))
+
+    def loss(rows: Tensor) -> Tensor:
+        return rows.mean() * torch.cat([p.flatten() for p in net.parameters()]).pow(3).sum() / 3
+
+    rgs = RGS(loss, net, sigma=0.5, relative=True, antithetic=True, samples=4, split=split, seed=1)
+    leaves = list(net.parameters())
+    mean, error = draws(lambda: rgs(torch.ones(4, dtype=torch.float64)), leaves, 3000)
+    scales = torch.tensor([12.5**0.5] * 3 + [0.1] * 2 + [0.5**0.5] * 2, dtype=torch.float64)
+    truth = torch.cat([p.detach().flatten() for p in leaves]).square() + (0.5 * scales).square()
+    assert (error[:-1] < 0.02 * (0.5 * scales).square()).all(), "the test has no power"
+    assert ((mean[:-1] - truth).abs() <= Z * error[:-1]).all()
+    assert rgs.stats["sigma"] == pytest.approx(0.5 * scales.mean().item())
+
+
 def test_split_weighs_parts_by_size_and_cuts_per_sample_keywords() -> None:
     point = Point([1.0])
     seen = []

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import DataError, GLSError
 from gls_lirpa.estimators import PGPE, RGS, SAM, Estimator, reset_batchnorm

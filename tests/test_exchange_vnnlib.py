@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gls_lirpa.engine.boxes import linf_box
+from gls_lirpa.base.boxes import linf_box
 from gls_lirpa.errors import DataError, GLSError
 from gls_lirpa.exchange.cases import Conjunction
 from gls_lirpa.exchange.counterexample import Counterexample

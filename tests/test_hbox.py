@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.hbox import hbox_bounds
 from gls_lirpa.engine.hbox_dense import Dense
 from gls_lirpa.engine.hbox_windows import Windows

@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.certification import certify, input_split
-from gls_lirpa.certification.cascade import Cascade
+from gls_lirpa.base.boxes import Box
+from gls_lirpa.certification import Cascade, certify, input_split
 from gls_lirpa.certification.input_boxes import Leaves, clipped, halves
 from gls_lirpa.certification.input_split import InputSettings, InputSplit
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.exchange.cases import Conjunction
 from gls_lirpa.exchange.property import property_network
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Bounds, Box, linf_box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box, linf_box
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification import certify, exact_lp, milp
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.milp import ExactOracle
 from gls_lirpa.certification.stage import OpenSamples
 from gls_lirpa.engine import split
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, SplitForm
 from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.errors import ConfigError, EngineError
-from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
+from tests.exact_nets import KINDS, margins, problem, random_input, random_net
+from tests.oracle import exact_margins
 
 
 @pytest.mark.parametrize("module", [exact_lp, milp, split])
@@ -60,7 +61,7 @@ def test_milp_is_the_minimum_over_all_patterns(kind: str) -> None:
     for seed in range(6):
         model, x, form = _form(kind, seed)
         box, label = linf_box(x, 0.3), model(x).argmax(1)
-        exact = enumerate_minima(model, box, label)
+        exact = exact_margins(model, box, label)
         for row in range(2):
             for candidate in (form, tightened(form, iterations=10)):
                 answer = minimise(candidate, row)
@@ -114,7 +115,7 @@ def test_stage_reports_bounds_and_replaying_counterexamples() -> None:
     for seed in range(6):
         model, x = random_net("normalized", seed, width=6), random_input(seed)
         subject, samples = problem(model, x, 0.4)
-        minima = enumerate_minima(model, samples.box, samples.labels)
+        minima = exact_margins(model, samples.box, samples.labels)
         found = ExactOracle(decide=False)(subject, samples, timeout=20.0)
         decided = ExactOracle()(subject, samples, timeout=20.0)
         assert found.exhausted == decided.exhausted == [False]

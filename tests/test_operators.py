@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.certification import certify
+from gls_lirpa.doctor.operator_cases import CASES, random_network
+from gls_lirpa.doctor.selftest import run_case
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import perturbed_nodes
 from gls_lirpa.engine.operators import OPERATORS
 from gls_lirpa.errors import UnsupportedLayerError
-from gls_lirpa.operator_cases import CASES, random_network
 from gls_lirpa.relaxations import RELAXATIONS
-from gls_lirpa.selftest import run_case
 from tests.bounding import margins_at, relaxation
 
 METHODS = RELAXATIONS.names()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import Forward
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.certification import recombination
 from gls_lirpa.certification.branch import BranchAndBound
 from gls_lirpa.certification.recombination import recombine
-from gls_lirpa.engine.boxes import Box
 from tests.branch_problems import RENEWING, near_boundary, search_of
 from tests.exact_nets import margins as margins_of
 

@@ -20,16 +20,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box
+from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification import STAGES, Cascade, Record, RecordFolder, Settings, StageOptions, Summary
 from gls_lirpa.certification.incomplete import BoundStage
-from gls_lirpa.certification.job import certify_job, certify_split, weights_hash
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.data import Split, load_dataset
-from gls_lirpa.engine.boxes import linf_box
 from gls_lirpa.errors import CheckpointError, ConfigError, GLSError
+from gls_lirpa.jobs.certify import certify_job, certify_split, weights_hash
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.training.config import TrainConfig
-from gls_lirpa.training.loop import Interrupted
 from gls_lirpa.training.runs import RunFolder, make_network
 
 SETTINGS = {"eps": 0.1, "stages": ("ibp", "pgd"), "samples": 5}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import Registry, nearest
 
 
 @pytest.fixture

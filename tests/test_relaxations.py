@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gls_lirpa.base.boxes import Bounds, linf_box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, linf_box
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 from tests import networks

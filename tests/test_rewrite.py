@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.doctor.operator_cases import Function
 from gls_lirpa.engine import modules, rewrite
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import linf_box, margin_spec
 from gls_lirpa.engine.proof import Proof, UnprovenError, proof_points
 from gls_lirpa.engine.rewrite import Rewriting, rewritten
 from gls_lirpa.errors import UnsupportedLayerError
-from gls_lirpa.operator_cases import Function
 from tests.bounding import SMOOTH, margins_at, relaxation
 
 IMAGE = (2, 5, 6)
@@ -194,7 +194,7 @@ def test_a_trace_that_lost_something_is_unproven() -> None:
     x = torch.rand(7, 1, 5, 5)
     points = proof_points(x[:1], lambda z: z)
     for attribute, value in (("eps", 0.5), ("padding", [1, 1])):
-        wrapped = modules.Wrapped(model, x, conv_mode="patches")
+        wrapped = modules.BoundedNetwork(model, x, conv_mode="patches")
         assert Proof(model, points).check(wrapped, (7, 1, 3))
         for node in wrapped.bounded._modules.values():
             if hasattr(node, attribute) and "Bound" in type(node).__name__:

@@ -20,17 +20,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.certification import STAGES, StageOptions, certify
 from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.rounding import rounding
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
+from gls_lirpa.doctor.operator_cases import CASES, Function, random_network
+from gls_lirpa.doctor.selftest import lowest_points
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
 from gls_lirpa.models import build_model
-from gls_lirpa.operator_cases import CASES, Function, random_network
 from gls_lirpa.relaxations import RELAXATIONS
-from gls_lirpa.selftest import lowest_points
 
 FAST = StageOptions(attack_steps=5, attack_restarts=1, iterations=3)
 STAGES_ALL = ("ibp", "hbox", "crown-ibp", "crown", "alpha-crown", "bab", "milp")

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine import row_neurons, row_patches, row_relaxation
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, linf_box, margin_spec
+from gls_lirpa.engine.rows import _distinct_rows
 from gls_lirpa.losses import CertifiedLoss
 from gls_lirpa.losses.terms import margin_cross_entropy
 from gls_lirpa.models import build_model
@@ -227,3 +228,27 @@ def test_twenty_steps_of_training_are_those_of_auto_lirpa() -> None:
         losses.append(history)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][-1] < losses[0][0]
+
+
+def test_interval_bounds_are_the_same_with_rows_in_common_and_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few distinct rows are one matrix product, many are rows of each sample."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 12), nn.ReLU(), nn.Linear(12, 5)).double()
+    x, labels = torch.rand(6, 1, 3, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 4, 2, 1])
+    engine, box, relaxation = BoundEngine(model, x), linf_box(x, 0.1), get_relaxation("ibp")
+    shared = engine.margins(box, labels, relaxation)
+    (by_shared,) = torch.autograd.grad(shared.square().sum(), model[1].weight)
+    monkeypatch.setattr("gls_lirpa.engine.rows.DISTINCT", 0)
+    own = engine.margins(box, labels, relaxation)
+    (by_own,) = torch.autograd.grad(own.square().sum(), model[1].weight)
+    torch.testing.assert_close(shared, own, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_shared, by_own, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_whose_sums_collide_are_not_taken_for_one_another() -> None:
+    """Rows are told apart by a sum of their entries, which here is the same for two different rows."""
+    mix = torch.linspace(1, 2, 2, dtype=torch.float64).exp()
+    first = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    second = torch.tensor([0.0, float(mix[0] / mix[1])], dtype=torch.float64)
+    assert float(first @ mix) == float(second @ mix)
+    assert _distinct_rows(torch.stack([first, second]).unsqueeze(1)) is None

@@ -1,22 +1,15 @@
 from __future__ import annotations
 
 import copy
-import doctest
 from pathlib import Path
 
 import pytest
 import torch
 
-from gls_lirpa import user_models
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.models import load_user_model
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-
-
-def test_docstring_examples() -> None:
-    result = doctest.testmod(user_models)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def _write(folder: Path, text: str) -> Path:

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gls_lirpa.analysis.scores import Floats
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import get_relaxation
 

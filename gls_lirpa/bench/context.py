@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.suite import Budget, PlannedRun, Suite
-from gls_lirpa.certification.job import weights_hash
-from gls_lirpa.files import replace_file
+from gls_lirpa.jobs.certify import weights_hash
 from gls_lirpa.training.runs import Run, load_run
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from gls_lirpa.base.figures import new_figure, save_figure
 from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.statistics import estimate
-from gls_lirpa.figures import new_figure, save_figure
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FILLS = ("white", "0.65", "black")

@@ -8,6 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Screen
 
+from gls_lirpa.base.files import take_lock
+from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.bench.context import Context
 from gls_lirpa.bench.execute import check_folder
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
@@ -19,8 +21,6 @@ from gls_lirpa.bench.schedule import perform_all
 from gls_lirpa.bench.suite import Budget, PlannedRun, Suite, planned_runs, selected
 from gls_lirpa.bench.suites import SUITES
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.files import take_lock
-from gls_lirpa.training.loop import Interrupted
 from gls_lirpa.training.runs import RunFolder, state_of
 
 STUDIES = ("tightness", "landscape")
@@ -45,6 +45,7 @@ def bench_job(
     run: Path | None = None,
     net: str | None = None,
     budget: Budget,
+    preset: str | None = None,
     workers: int | None = None,
     data_root: str | None = None,
     device: str | None = None,
@@ -53,7 +54,7 @@ def bench_job(
     command: str = "",
 ) -> Path | None:
     """Do what is missing of a suite and write its report; returns the page."""
-    suite = SUITES.get(suite) if isinstance(suite, str) else suite
+    suite = (SUITES.get(suite) if isinstance(suite, str) else suite).with_preset(preset)
     if run is not None and suite.renderer not in STUDIES:
         raise ConfigError(f"--run is for {' and '.join(STUDIES)}: suite {suite.name!r} trains its own networks")
     if run is not None:
@@ -62,7 +63,7 @@ def bench_job(
     workers = workers if workers is not None else 1 if device and device != "cpu" else os.cpu_count() or 1
     if workers < 1:
         raise ConfigError(f"expected workers >= 1, got {workers}")
-    folder = out or Path("bench") / suite.name
+    folder = out or Path("bench") / (f"{suite.name}-{suite.preset}" if suite.preset else suite.name)
     changes = {key: value for key, value in (("data_root", data_root), ("device", device)) if value is not None}
     runs = [] if run is not None else planned_runs(suite, budget, out=folder, changes=changes)
     chosen = selected(runs, budget.only)

@@ -28,7 +28,8 @@ def table_sections(context: Context) -> list[Section]:
 
 def paradox_sections(context: Context) -> list[Section]:
     """Does the tightest relaxation win? Under which estimator?"""
-    cells = [cell for cell in context.suite.cells if cell.start is not None]
+    cells = [cell for cell in context.suite.cells if not cell.once]
+    shared = all(cell.start is not None for cell in cells)
     rows, columns = _names(cell.row for cell in cells), _names(cell.column for cell in cells)
     outcomes = context.outcomes
     run = context.studied()
@@ -54,7 +55,12 @@ def paradox_sections(context: Context) -> list[Section]:
         ),
         Section(
             "Relaxations against estimators",
-            ("Every cell starts from the same PGD-trained network and sees the same data.",),
+            (
+                "Every cell starts from the same PGD-trained network and sees the same data."
+                if shared
+                else "Cells under pgpe start from the same PGD-trained network, all others from the recipe's "
+                "initialisation.",
+            ),
             tuple(matrices),
             (
                 Figure(bars, "Certified accuracy by estimator; whiskers: one standard deviation over seeds."),

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from jinja2 import Environment, StrictUndefined
 
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.bench.outcomes import Outcome, outcomes_csv
 from gls_lirpa.bench.sections import Section
 from gls_lirpa.bench.suite import Budget, PlannedRun, Suite
 from gls_lirpa.engine.compat import versions
-from gls_lirpa.files import replace_file
 
 
 def hardware() -> dict[str, str]:

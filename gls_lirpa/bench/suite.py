@@ -13,6 +13,7 @@ from gls_lirpa.bench.paper import PaperRow, slug
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.job import make_config
+from gls_lirpa.training.presets import RECIPES
 
 Fields = dict[str, Any]
 
@@ -40,7 +41,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Suite:
-    """Cells, seeds, the number of certified test images with the seconds for each, and a renderer."""
+    """Cells, seeds, the number of certified test images with the seconds for each, and a renderer.
+
+    ``preset``: the recipe of suites that have a choice of two, ``paper`` or ``tuned``, else None.
+    """
 
     name: str
     summary: str
@@ -50,6 +54,25 @@ class Suite:
     timeout: float = 60.0
     renderer: str = "table"
     settings: Fields = field(default_factory=dict)
+    preset: str | None = None
+
+    def with_preset(self, preset: str | None) -> Suite:
+        """The suite under another recipe; the paper's numbers stand beside the paper's recipe alone.
+
+        >>> cell = Cell("mnist 0.1 cnn3", "ibp", "grad", {"dataset": "mnist", "preset": "paper"})
+        >>> Suite("s", "", (cell,), preset="paper").with_preset("tuned").cells[0].options["preset"]
+        'tuned'
+        """
+        if preset is None or preset == self.preset:
+            return self
+        if self.preset is None:
+            raise ConfigError(f"suite {self.name!r} has a recipe of its own: remove --preset")
+        if preset not in RECIPES:
+            raise ConfigError(f"unknown recipe {preset!r}: expected --preset {' or '.join(RECIPES)}")
+        cells = tuple(
+            dataclasses.replace(cell, options={**cell.options, "preset": preset}, paper=None) for cell in self.cells
+        )
+        return dataclasses.replace(self, cells=cells, preset=preset)
 
 
 @dataclass(frozen=True)

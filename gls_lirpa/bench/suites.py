@@ -1,24 +1,26 @@
 """The suites, as data.
 
-Cells of the paper's tables take the tuned recipe of their dataset and radius; PGPE starts from a
-PGD-trained network, as in the paper. In the ``paradox`` suites every cell starts from one shared
-PGD-trained network and all relaxations under an estimator share one recipe, so that nothing but the
-relaxation differs within a column and no cell was tuned more than another.
+Cells of the paper's tables take a recipe of their dataset and radius: the paper's (IBP initialisation for GRAD
+and RGS, the full training set, no regulariser), or with ``--preset tuned`` the tuned one. PGPE alone starts from
+a PGD-trained network, as in the paper. In the small ``paradox`` suites, which are not the paper's, every cell
+starts from one shared PGD-trained network and all relaxations under an estimator share one recipe, so that
+nothing but the relaxation differs within a column and no cell was tuned more than another.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.bench.paper import PaperRow, paper_rows, slug
 from gls_lirpa.bench.suite import Cell, Suite
-from gls_lirpa.registry import Registry
 
 Fields = dict[str, Any]
 
 SUITES: Registry[Suite] = Registry("suite")
 RELAXATIONS = ("ibp", "hbox", "crown-ibp", "crown")
 ESTIMATORS = ("grad", "pgpe", "rgs")
+_PAPER: Fields = {"preset": "paper"}
 SIGMAS = (0.0, 1e-6, 5e-5, 5e-4)
 
 
@@ -39,7 +41,10 @@ def _paradox(
     samples: int | None,
     seeds: tuple[int, ...] = (0, 1, 2),
     rows: tuple[PaperRow, ...] = (),
+    started: tuple[str, ...] = ESTIMATORS,
+    preset: str | None = None,
 ) -> None:
+    """``started``: the estimators whose cells start from the PGD-trained network."""
     pgd = _pgd(group, {**common, **start})
     paper = {(row.method, row.estimator): row for row in rows}
     cells = [
@@ -48,7 +53,7 @@ def _paradox(
             relaxation,
             estimator,
             {**common, **recipes[estimator], "relaxation": relaxation, "estimator": estimator},
-            start=pgd.key,
+            start=pgd.key if estimator in started else None,
             paper=paper.get((relaxation, estimator)),
         )
         for estimator in ESTIMATORS
@@ -56,7 +61,9 @@ def _paradox(
     ]
     SUITES.register(
         name,
-        Suite(name, summary, (pgd, *cells), seeds=seeds, samples=samples, timeout=20.0, renderer="paradox"),
+        Suite(
+            name, summary, (pgd, *cells), seeds=seeds, samples=samples, timeout=20.0, renderer="paradox", preset=preset
+        ),
     )
 
 
@@ -122,7 +129,7 @@ _paradox(
 def _paper_paradox(dataset: str, eps: str) -> None:
     rows = tuple(row for row in paper_rows("1") if row.dataset == dataset and row.eps == eps)
     setting = rows[0]
-    net: Fields = {key: setting.options[key] for key in ("dataset", "eps", "net")}
+    net: Fields = {key: setting.options[key] for key in ("dataset", "eps", "net")} | _PAPER
     short = eps if dataset == "mnist" else eps.replace("/", "-")
     small = {"mnist": "0.1", "cifar10": "2/255"}[dataset] == eps
     _paradox(
@@ -135,6 +142,8 @@ def _paper_paradox(dataset: str, eps: str) -> None:
         samples=None,
         seeds=(0,),
         rows=rows,
+        started=("pgpe",),
+        preset="paper",
     )
 
 
@@ -150,14 +159,14 @@ def _table(name: str, summary: str, *tables: str) -> None:
             continue
         start = None
         if row.estimator.startswith("pgpe"):
-            pgd = _pgd(row.setting, {key: row.options[key] for key in ("dataset", "eps", "net")})
+            pgd = _pgd(row.setting, {key: row.options[key] for key in ("dataset", "eps", "net")} | _PAPER)
             start = pgd.key
             if start not in {cell.key for cell in cells}:
                 cells.append(pgd)
         if row.from_ibp:
             start = slug(row.setting, "ibp", "grad")
-        cells.append(Cell(row.setting, row.method, row.estimator, row.options, start=start, paper=row))
-    SUITES.register(name, Suite(name, summary, tuple(cells)))
+        cells.append(Cell(row.setting, row.method, row.estimator, row.options | _PAPER, start=start, paper=row))
+    SUITES.register(name, Suite(name, summary, tuple(cells), preset="paper"))
 
 
 _table("cnn5", "cnn5 and larger at small radii: GRAD baselines against crown + rgs", "cnn5")

@@ -3,7 +3,9 @@
 from gls_lirpa.certification.api import certify
 from gls_lirpa.certification.attack import Attacked, pgd
 from gls_lirpa.certification.cascade import Cascade
+from gls_lirpa.certification.radius import Radii, certified_radius
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
+from gls_lirpa.certification.result import Certification
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
 
@@ -12,8 +14,10 @@ __all__ = [
     "STAGES",
     "Attacked",
     "Cascade",
+    "Certification",
     "Findings",
     "OpenSamples",
+    "Radii",
     "Record",
     "RecordFolder",
     "Settings",
@@ -21,6 +25,7 @@ __all__ = [
     "StageOptions",
     "Subject",
     "Summary",
+    "certified_radius",
     "certify",
     "pgd",
 ]

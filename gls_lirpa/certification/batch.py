@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.certification.network import Requirements
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.rounding import covered
 from gls_lirpa.certification.stage import OpenSamples
-from gls_lirpa.engine.boxes import Box
 
 ENDED = 0.9
 """A search that a limit ended after this share of the time was ended by the time, not by the nodes."""

@@ -15,12 +15,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Box, margin_spec
 from gls_lirpa.certification.branch_attack import Descent
 from gls_lirpa.certification.branch_blocks import bound_in_blocks
 from gls_lirpa.certification.branch_settings import Settings
 from gls_lirpa.certification.branch_tree import Outcome, Tree
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
-from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.split import FormBuilder, FormTooLargeError, SplitForm
 from gls_lirpa.engine.split_tighten import tightened
 
@@ -43,7 +43,7 @@ class BranchAndBound:
 
     >>> from torch import nn
     >>> from gls_lirpa.engine.bounds import BoundEngine
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     >>> x = torch.rand(1, 1, 2, 2)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import input_gradient, project
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.certification.recombination import recombine
-from gls_lirpa.engine.boxes import Box
 
 
 class Descent:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.split import SplitForm
 from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
-from gls_lirpa.registry import Registry
 
 Rule = Callable[[SplitForm, Pass], Tensor]
 """Scores (b, neurons) ≥ 0; the neuron with the highest is split."""

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.certification.batch import Batch
 from gls_lirpa.certification.contradiction import Suspect, cross_check_attack, raise_contradiction
 from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, Subject, admits
-from gls_lirpa.engine.boxes import Box, linf_box
 from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
 
 FAILURES = (

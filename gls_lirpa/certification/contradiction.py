@@ -9,7 +9,8 @@ from typing import NoReturn
 import numpy as np
 from torch import Tensor
 
-from gls_lirpa.certification.attack import pgd, sample_generators
+from gls_lirpa.base.seeds import sample_generators
+from gls_lirpa.certification.attack import pgd
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.errors import ContradictionError
 

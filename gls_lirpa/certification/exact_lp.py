@@ -61,7 +61,7 @@ def minimise(
     or where a point at or below ``target`` is found.
 
     >>> from torch import nn
-    >>> from gls_lirpa.engine.boxes import Box
+    >>> from gls_lirpa.base.boxes import Box
     >>> from gls_lirpa.engine.split import FormBuilder
     >>> model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2))
     >>> for p, values in zip(model.parameters(), ([[1.0], [-1.0]], [0.0, 0.0], [[1.0, 1.0], [0.0, 0.0]], [0.5, 0.0])):

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Box, margin_spec
 from gls_lirpa.certification.branch_attack import Descent
 from gls_lirpa.certification.branch_tree import Outcome
 from gls_lirpa.certification.incomplete import crossed
 from gls_lirpa.certification.input_boxes import Leaves, clipped, halves, joined
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
-from gls_lirpa.engine.boxes import Box, margin_spec
 from gls_lirpa.engine.linear import linear_bounds
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import get_relaxation
@@ -59,7 +59,7 @@ class InputSplit:
 
     >>> from torch import nn
     >>> from gls_lirpa.engine.bounds import BoundEngine
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     >>> x = torch.rand(1, 1, 2, 2)

@@ -11,11 +11,11 @@ import time
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification.branch import ABOVE, AIM, needed_of
 from gls_lirpa.certification.branch_attack import Descent
 from gls_lirpa.certification.exact_lp import minimise
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
-from gls_lirpa.engine.boxes import margin_spec
 from gls_lirpa.engine.split import FormBuilder
 from gls_lirpa.errors import ConfigError
 
@@ -28,7 +28,7 @@ class ExactOracle:
 
     >>> from torch import nn
     >>> from gls_lirpa.engine.bounds import BoundEngine
-    >>> from gls_lirpa.engine.boxes import linf_box
+    >>> from gls_lirpa.base.boxes import linf_box
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
     >>> x = torch.rand(1, 1, 2, 2)

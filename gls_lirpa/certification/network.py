@@ -14,13 +14,13 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, other_classes
 from gls_lirpa.certification.rounding import SINGLE_TO_DOUBLE, Rounding, rounding
 from gls_lirpa.certification.stage import Subject
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box, other_classes
 from gls_lirpa.engine.wrap import count_classes
 from gls_lirpa.errors import ConfigError, DataError
-from gls_lirpa.structure import fold_batchnorm
+from gls_lirpa.models.structure import fold_batchnorm
 
 PLAUSIBLE = {torch.float32: 1e-5, torch.float64: 1e-12}
 """Usual rounding of a bound in units of 1 + max |f(x)|, by dtype. It proves nothing: it says when a bound in

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.attacks import Forward, input_gradient, project, random_points, uniform
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.base.boxes import Box
 
 FIRST_STEPS = tuple(2.0 * (1 - step / 40) for step in range(40))
 STEPS = (1.0, 0.5, 0.2, 0.1)

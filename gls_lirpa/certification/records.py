@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from torch import Tensor
 
+from gls_lirpa.base.files import replace_file, take_lock
 from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.files import replace_file, take_lock
 
 VERDICTS = ("verified", "falsified", "misclassified", "unknown")
 REASONS = ("time", "nodes", "memory", "numerical", "error", "bound")

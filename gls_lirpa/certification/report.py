@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gls_lirpa.base.files import replace_file
 from gls_lirpa.certification.records import REASONS, Record, Summary
-from gls_lirpa.files import replace_file
 
 REASON_TEXTS = {
     "time": "out of time",

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box, other_classes
 from gls_lirpa.certification.magnitudes import Arithmetic, NoRuleError, Spread, Value
 from gls_lirpa.certification.rounding_rules import network_rules
-from gls_lirpa.engine.boxes import Box, other_classes
 
 SINGLE_TO_DOUBLE = 2.0**-29
 """Every error here is a sum of products of γₙ(u), convex in u and 0 at 0: for u/2²⁹ it is at most that share."""

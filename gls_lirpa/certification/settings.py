@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import gls_lirpa.certification.attack
 import gls_lirpa.certification.complete
 import gls_lirpa.certification.incomplete  # noqa: F401  (all three register their stages)
+from gls_lirpa.base.boxes import check_eps
 from gls_lirpa.certification.stage import STAGES, StageOptions
-from gls_lirpa.engine.boxes import check_eps
 from gls_lirpa.errors import ConfigError
 
 DEFAULT_STAGES = ("ibp", "pgd", "crown-ibp", "crown", "alpha-crown", "input-split", "bab")

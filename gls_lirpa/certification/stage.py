@@ -13,9 +13,9 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
-from gls_lirpa.registry import Registry
 
 
 @dataclass(frozen=True)

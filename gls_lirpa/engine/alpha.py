@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import Bounds
+from gls_lirpa.base.boxes import Bounds
 from gls_lirpa.engine.compat import load_lirpa
 
 

@@ -1,4 +1,4 @@
-"""Every version difference of auto_LiRPA, torch, numpy and torchvision, in one place.
+"""Every version difference of auto_LiRPA, torch and numpy, in one place.
 
 auto_LiRPA 0.3 (the PyPI release) predates numpy 2 and torch 2; the stand-ins below give it back the
 few names it imports. Later versions are used as they are. What an installation can do is found by
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.engine.convolutions import conv_transpose2d
 from gls_lirpa.errors import EngineError
 
@@ -270,31 +271,6 @@ def _speed_up_convolutions() -> None:
     functions.__dict__.update(vars(F))
     functions.__dict__["conv_transpose2d"] = conv_transpose2d
     importlib.import_module("auto_LiRPA.operators.convolution").__dict__["F"] = functions
-
-
-def repair_torchvision() -> None:
-    """Let torchvision import where its compiled operators cannot load (its wheel beside a CPU torch).
-
-    Its Python part registers fake kernels for two operators; declaring their schemas is enough for
-    datasets and transforms.
-    """
-    try:
-        importlib.import_module("torchvision")
-        return
-    except ImportError:
-        return
-    except RuntimeError:
-        for name in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-    library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT_LIBRARIES.append(library)
-    importlib.import_module("torchvision")
-
-
-# A torch.library.Library takes its schemas with it when it is collected.
-_KEPT_LIBRARIES: list[torch.library.Library] = []
 
 
 def versions() -> dict[str, str]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.graph import AffineMap, Node
 from gls_lirpa.engine.hbox_dense import Coefficients, Dense
 from gls_lirpa.engine.hbox_windows import Windows

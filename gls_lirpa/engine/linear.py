@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Bounds, Box
 from gls_lirpa.engine.modules import read_bounds
+from gls_lirpa.engine.relaxation import Relaxation
 from gls_lirpa.engine.wrap import bounded_input
-from gls_lirpa.relaxations import Relaxation
 
 
 @dataclass(frozen=True)

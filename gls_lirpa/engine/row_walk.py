@@ -16,6 +16,8 @@ from gls_lirpa.engine.row_patches import (
     Rows,
     Window,
     below_patch,
+    fills,
+    is_aligned,
     is_matrix,
     matrix,
     phases,
@@ -128,8 +130,9 @@ class _Walk:
             geometry, _ = below_patch(patch, layer, below)
             self._pass(below.name, replace(geometry, values=product.view(geometry.values.shape)), beyond=True)
         else:
-            key = (layer.name, "phases", patch.full)
-            kernel = self._over.prepared(key, lambda: phases(weight, layer, full=patch.full))
+            aligned = is_aligned(patch, layer, below)
+            key = (layer.name, "phases", aligned)
+            kernel = self._over.prepared(key, lambda: phases(weight, layer, aligned=aligned))
             self._pass(below.name, transposed(plain(patch, layer), kernel, layer, below), beyond=True)
 
     def _pass(self, name: str, patch: Patch, *, beyond: bool = False) -> None:
@@ -142,7 +145,7 @@ class _Walk:
             ones = torch.ones(1, *layer.shape, dtype=patch.values.dtype, device=patch.values.device)
             (inside,) = self._seen(layer, patch, (ones,), what="inside")
             patch = replace(patch, values=(patch.values.flatten(2) * inside).view_as(patch.values))
-        elif beyond and layer.kind not in ("relu", "input"):
+        elif beyond and (layer.kind not in ("relu", "input") or not fills(patch, layer)):
             patch = plain(patch, layer)
         self._pending[name] = patch if other is None else _merged(other, patch)
 

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError, EngineError
-from gls_lirpa.models import Normalize
 from gls_lirpa.relaxations import RELAXATIONS
 
 WIDENING = 1e-7

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import Box
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import relu_inputs
 from gls_lirpa.engine.split import Layer, SplitForm

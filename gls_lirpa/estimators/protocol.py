@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from gls_lirpa.autograd import scalar_with_gradient
+from gls_lirpa.base.autograd import scalar_with_gradient
 from gls_lirpa.errors import CheckpointError
 
 Self = TypeVar("Self", bound="Base")

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.checks import number, whole
+from gls_lirpa.base.options import Option, Options
 from gls_lirpa.errors import GLSError
-from gls_lirpa.estimators.options import number, whole
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
@@ -23,7 +25,8 @@ class RGS(Pooled):
     Its mean is the gradient of the smoothed loss wherever L is continuous; jumps contribute nothing
     (PGPE sees them). ``antithetic`` uses ±ε. ``split`` cuts the batch into ``samples`` parts and shows
     each to its own perturbation, weighted by its size: the same mean for losses that average over
-    samples, at the price of plain backpropagation.
+    samples, at the price of plain backpropagation. ``relative`` gives every layer its own σ: ``sigma`` times the
+    root mean square of its kernel as it is now, whose own gradient is not taken.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)
@@ -41,6 +44,7 @@ class RGS(Pooled):
         sigma: float,
         samples: int = 2,
         split: bool = False,
+        relative: bool = False,
         antithetic: bool = False,
         actors: int = 0,
         params: Params = None,
@@ -51,6 +55,7 @@ class RGS(Pooled):
     ) -> None:
         self.samples = whole("samples", samples, least=2 if antithetic else 1, even=antithetic)
         self.split = bool(split)
+        self.relative = bool(relative)
         self.antithetic = bool(antithetic)
         self.set_sigma(sigma)
         super().__init__(
@@ -77,7 +82,8 @@ class RGS(Pooled):
 
     def __call__(self, *args: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Tensor:
         members = self._members(args)
-        task = self._task(args, kwargs, generator, self.sigma)
+        sigma = self.sigma * self.weights.layer_scales() if self.relative else self.sigma
+        task = self._task(args, kwargs, generator, sigma)
         if self._watch_batchnorm(task) and self.split:
             raise GLSError(
                 "split=True would change BatchNorm's batch statistics: use split=False, or put BatchNorm in eval mode"
@@ -91,7 +97,7 @@ class RGS(Pooled):
         self.stats = {
             "loss": value,
             "spread": statistics.stdev(losses) if len(losses) > 1 else 0.0,
-            "sigma": self.sigma,
+            "sigma": float(torch.as_tensor(sigma).mean()),
             "evaluations": float(len(losses)),
         }
         return self._deliver(value, gradient) if task.gradients else self._scalar(value)
@@ -106,3 +112,23 @@ class RGS(Pooled):
         parts = zip(signed, bounds, bounds[1:], strict=False)
         # A batch smaller than the number of parts leaves some of them empty.
         return [Member(seed, sign, (b - a) / rows, (a, b)) for (seed, sign), a, b in parts if b > a]
+
+
+ESTIMATORS.register(
+    "rgs",
+    EstimatorMethod(
+        "rgs",
+        RGS,
+        help="mean gradient of a few perturbed networks",
+        options=Options(
+            Option("sigma", float, "standard deviation of the smoothing"),
+            Option("samples", int, "perturbed networks per step", default=2, least=1),
+            Option("split", bool, "each part of the batch sees its own perturbation", default=False),
+            Option("relative", bool, "sigma in units of each layer's weights", default=False),
+            Option("antithetic", bool, "perturbations come in pairs of opposite sign", default=False),
+        ),
+        recipe={"sigma": 1e-3, "samples": 2},
+        uses_actors=True,
+        decays="sigma",
+    ),
+)

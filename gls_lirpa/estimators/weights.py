@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import nearest
 
 Params = Iterable[str | nn.Parameter] | None
 
@@ -46,6 +46,20 @@ class Weights:
     def flat(self) -> Tensor:
         """A copy of the current values."""
         return torch.cat([p.detach().reshape(-1).to(self.device, self.dtype) for p in self.tensors])
+
+    def layer_scales(self) -> Tensor:
+        """For every value, the root mean square of its layer's kernel (of all its values where it has none).
+
+        A layer is a module with parameters of its own; biases share its kernel's scale, since they start at 0.
+        """
+        layers: dict[str, list[Tensor]] = {}
+        for name, p in zip(self.names, self.tensors, strict=True):
+            layers.setdefault(name.rpartition(".")[0], []).append(p.detach().to(self.device, self.dtype))
+        scales = {}
+        for layer, own in layers.items():
+            kernels = [p for p in own if p.dim() > 1] or own
+            scales[layer] = torch.cat([p.reshape(-1) for p in kernels]).square().mean().sqrt()
+        return torch.cat([scales[n.rpartition(".")[0]].expand(s) for n, s in zip(self.names, self._sizes, strict=True)])
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """The vector cut into the parameters' shapes, without copying."""

@@ -96,7 +96,7 @@ class Worker:
         total = torch.zeros_like(task.theta)
         with self.borrowed(task) as scene:
             for member in members:
-                point = torch.add(task.theta, self.noise(member.seed), alpha=member.sign * float(task.sigma))
+                point = task.theta + self.noise(member.seed).mul_(member.sign * task.sigma)
                 losses.append(self.gradient(task, scene, point, total, member.weight, member.part))
         return losses, total
 

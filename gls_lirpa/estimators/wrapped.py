@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.checks import whole
 from gls_lirpa.errors import GLSError
 from gls_lirpa.estimators.batchnorm import uses_batch_statistics
-from gls_lirpa.estimators.options import whole
 from gls_lirpa.estimators.pool import Factory, Pool, make_pool
 from gls_lirpa.estimators.protocol import Base, State, deliver, read
 from gls_lirpa.estimators.weights import Params, Weights

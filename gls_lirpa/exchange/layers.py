@@ -23,28 +23,6 @@ class Reshape(nn.Module):
         return x.reshape(-1, *self.shape)
 
 
-class Elementwise(nn.Module):
-    """scale · x + shift, with constants that broadcast over the samples; None: no such term.
-
-    >>> import torch
-    >>> Elementwise(torch.tensor([2.0, 3.0]), None)(torch.ones(1, 2)).tolist()
-    [[2.0, 3.0]]
-    """
-
-    scale: Tensor | None
-    shift: Tensor | None
-
-    def __init__(self, scale: Tensor | None, shift: Tensor | None) -> None:
-        super().__init__()
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", shift)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.scale is not None:
-            x = x * self.scale
-        return x if self.shift is None else x + self.shift
-
-
 class Sum(nn.Module):
     """a + b, or a − b.
 

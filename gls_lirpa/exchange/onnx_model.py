@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gls_lirpa.engine.compat import repair_torchvision
+from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.errors import CheckpointError, UnsupportedLayerError
 from gls_lirpa.exchange.modern import modern
 from gls_lirpa.exchange.translate import batched, translate

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.engine.boxes import Box
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.exchange.cases import Array, Case, Conjunction
 from gls_lirpa.exchange.layers import concatenated
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.exchange.layers import Elementwise, Reshape, assembled
-from gls_lirpa.models import Normalize
+from gls_lirpa.base.normalize import Normalize
+from gls_lirpa.engine.elementwise import Elementwise, elementwise_layer, per_channel
+from gls_lirpa.exchange.layers import Reshape, assembled
 
 
 class Steps:
@@ -89,7 +90,7 @@ class Steps:
             return Elementwise(*_composed((before.scale, before.shift), (scale, shift)))
         if isinstance(before, nn.Linear):
             return _scaled(before, scale, shift, self._dtype)
-        channels = _per_channel(scale), _per_channel(shift)
+        channels = per_channel(scale), per_channel(shift)
         lost = any((c is None) != (whole is None) for c, whole in zip(channels, (scale, shift), strict=True))
         return _scaled(before, *channels, self._dtype) if isinstance(before, nn.Conv2d) and not lost else None
 
@@ -98,7 +99,10 @@ class Steps:
         if len(self.shapes[value]) != 1:
             value = self.reshape(value, (torch.Size(self.shapes[value]).numel(),))
         layers = [
-            (self._finished(layer) if isinstance(layer, Elementwise) else layer, inputs)
+            (
+                elementwise_layer(layer.scale, layer.shift, self._dtype) if isinstance(layer, Elementwise) else layer,
+                inputs,
+            )
             for layer, inputs in self._layers[:value]
         ]
         if layers and isinstance(layers[0][0], nn.Conv2d):
@@ -113,20 +117,6 @@ class Steps:
     def _elementwise(self, value: int) -> Elementwise | None:
         layer = self._producer(value, Elementwise)
         return layer if isinstance(layer, Elementwise) else None
-
-    def _finished(self, layer: Elementwise) -> nn.Module:
-        """A 1×1 convolution where channels are scaled: auto_LiRPA 0.3 cannot carry a convolution's bounds
-        back through elementwise operations."""
-        scale, shift = layer.scale, layer.shift
-        shape = next(c for c in (scale, shift) if c is not None).shape
-        factor = _per_channel(torch.ones(shape).double() if scale is None else scale)
-        offset = _per_channel(torch.zeros(shape).double() if shift is None else shift)
-        if factor is None or offset is None or len(shape) != 3:
-            # With a batch dimension of their own: auto_LiRPA 0.3 takes the first one of a constant for it.
-            return Elementwise(*(None if c is None else c.to(self._dtype).unsqueeze(0) for c in (scale, shift)))
-        conv = nn.Conv2d(len(factor), len(factor), 1, dtype=self._dtype)
-        _fill(conv, torch.diag(factor)[:, :, None, None], offset)
-        return conv
 
 
 def _as_normalization(conv: nn.Conv2d) -> nn.Module:
@@ -146,14 +136,6 @@ def _as_normalization(conv: nn.Conv2d) -> nn.Module:
 
 def _viewed(value: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     return None if value is None else value.reshape(tuple(shape))
-
-
-def _per_channel(value: Tensor | None) -> Tensor | None:
-    """One number per channel, if that is all a constant of shape (channels, …) holds."""
-    if value is None:
-        return None
-    flat = value.reshape(len(value), -1)
-    return flat[:, 0].clone() if bool((flat == flat[:, :1]).all()) else None
 
 
 def _composed(

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base.boxes import check_eps, check_labels, linf_box, margin_spec
 from gls_lirpa.engine.batchnorm import Statistics, in_train_mode
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.boxes import check_eps, check_labels, linf_box, margin_spec
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
 from gls_lirpa.losses.terms import LOSSES, LossInput

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.engine.boxes import Bounds, Box
+from gls_lirpa.base.boxes import Bounds, Box
 
 TOLERANCE = 0.5
 """Ratios above this are not penalised, as in the IBP initialisation's literature."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from gls_lirpa.base.sampling import stratified_split
 from gls_lirpa.errors import DataError
 from gls_lirpa.readers import Arrays, Parts
 from gls_lirpa.readers.download import download as fetch
-from gls_lirpa.sampling import stratified_split
 
 _DIGITS_TEST_FRACTION = 0.2
 _TEN = tuple("0123456789")

@@ -19,7 +19,7 @@ STALL_SECONDS = 30.0
 def download(name: str, root: Path) -> str | None:
     """Let torchvision's dataset class ``name`` download into ``root``; the reason if it could not."""
     try:
-        from gls_lirpa.engine.compat import repair_torchvision
+        from gls_lirpa.base.torchvision import repair_torchvision
 
         repair_torchvision()
         from torchvision import datasets

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,22 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from gls_lirpa.base.interruption import Interrupted, stop_requests
+from gls_lirpa.base.seeds import derived_seed
 from gls_lirpa.data import Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
-from gls_lirpa.errors import CheckpointError, ConfigError, GLSError, NumericalError
-from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
+from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
+from gls_lirpa.estimators import Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, check_device
+from gls_lirpa.training.custom import FILE as DATA_FILE
+from gls_lirpa.training.custom import DataRecord, require_same
 from gls_lirpa.training.evaluation import held_out_accuracy
 from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, state_of
 
 CHECKPOINT_SECONDS = 300.0
 """Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
-
-
-class Interrupted(GLSError):
-    """The user stopped the run; it can be resumed."""
 
 
 class Reporter(Protocol):
@@ -64,18 +61,21 @@ class Position:
 
 
 class Trainer:
-    """A run in memory: network, loss, estimator, optimizer and position."""
+    """A run in memory: network, loss, estimator, optimizer and position.
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+    ``model``: a network of the user's own, trained as it is, instead of the one the configuration names.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, model: nn.Module | None = None) -> None:
         self.config = config
         self.dataset = dataset
-        self.model = make_network(config, dataset).to(check_device(config.device))
+        self.model = (make_network(config, dataset) if model is None else model).to(check_device(config.device))
         if config.init_from is not None:
             load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
         options: dict[str, Any] = dict(config.loss_options)
         self.criterion = CertifiedLoss(
             self.model,
-            config.relaxation,
+            config.chosen_relaxation(),
             eps=config.eps,
             loss=config.loss,
             natural_weight=config.natural_weight,
@@ -130,7 +130,7 @@ class Trainer:
         if self._sigma is not None:
             self.estimator.set_sigma(self._sigma.at(time_))
         # The attack's randomness is a function of seed and position, so a resumed run repeats it.
-        generator = torch.Generator().manual_seed(hash((config.seed, position.epoch, position.batch)) % 2**63)
+        generator = torch.Generator().manual_seed(derived_seed(config.seed, position.epoch, position.batch))
         self.model.train()
         self.optimizer.zero_grad()
         loss = self.estimator(x, y, eps=eps, generator=generator)
@@ -219,56 +219,40 @@ class Trainer:
 
 def make_estimator(config: TrainConfig, loss: CertifiedLoss, model: nn.Module) -> Estimator:
     """The configured estimator around the loss."""
-    options: dict[str, Any] = dict(config.estimator_options)
-    if config.estimator in ("rgs", "pgpe"):
-        options.update(
-            seed=config.seed,
-            actors=config.actors,
-            ray_address=config.ray_address,
-            gpus_per_actor=config.gpus_per_actor,
-        )
-    elif config.actors:
-        raise ConfigError(f"estimator {config.estimator!r} does not use actors: remove --actors, or use rgs or pgpe")
-    try:
-        return ESTIMATORS.get(config.estimator)(loss, model, **options)
-    except TypeError as error:
-        raise ConfigError(f"estimator {config.estimator!r}: {error}") from error
+    placement = {
+        "seed": config.seed,
+        "actors": config.actors,
+        "ray_address": config.ray_address,
+        "gpus_per_actor": config.gpus_per_actor,
+    }
+    return config.estimator_method.around(loss, model, config.estimator_options, placement=placement)
 
 
 def _monitor(config: TrainConfig) -> Relaxation:
     """The relaxation for held-out accuracy: the one trained with, where it is a plain one."""
-    chosen = RELAXATIONS.get(config.relaxation)
+    chosen = config.chosen_relaxation()
     return chosen if LOSSES.get(config.loss).bounds and chosen.differentiable else RELAXATIONS.get("crown-ibp")
 
 
-@contextmanager
-def stop_requests(notify: Callable[[], None]) -> Iterator[threading.Event]:
-    """Ctrl-C asks for a stop, which the caller looks for between steps; a second one stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    reporter: Reporter,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+) -> Trainer:
+    """Train as configured into the run folder ``out``, or continue the run in it.
 
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        notify()
-
-    previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = False) -> Trainer:
-    """Train as configured into the run folder ``out``, or continue the run in it."""
+    ``dataset`` and ``model``: the user's own, where the configuration has ``custom`` for them.
+    """
     folder = RunFolder(out)
     if resume and config.to_dict() != folder.config().to_dict():
         raise ConfigError(f"run {str(out)!r} has another configuration: resume it without changing options")
-    trainer = Trainer(config, dataset_of(config))
+    if resume and dataset is not None:
+        require_same(out, dataset)
+    trainer = Trainer(config, dataset_of(config) if dataset is None else dataset, model)
     if resume:
         if folder.checkpoint_file.exists():
             trainer.restore(load_file(folder.checkpoint_file), f"checkpoint {str(folder.checkpoint_file)!r}")
@@ -277,6 +261,8 @@ def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = 
         folder.cut_metrics(trainer.position.epoch)
     else:
         folder.create(config)
+        if dataset is not None:
+            folder.write_json(DATA_FILE, asdict(DataRecord.of(dataset)))
     if not folder.checkpoint_file.exists():
         folder.save(folder.checkpoint_file, trainer.state())
     try:

@@ -1,11 +1,14 @@
-"""Recipes: the paper's appendix to the letter, and tuned ones, per dataset and ε.
+"""Recipes: the paper's appendix, and tuned ones, per dataset and ε.
 
-``paper-<dataset>-<eps>`` follow the paper: learning rate 5e-5, the full training set, no
-regularisers. Their PGPE part is the paper's own PGPE recipe, which starts from a PGD-trained network
-(``--init-from``). The tuned recipes keep a validation split and take the literature's regularisers;
-their learning rates were chosen on that split for cnn3, because the paper's 5e-5 is ten to a hundred
-times smaller than what so small a network needs within its epochs; networks larger than that take the
-literature's 5e-4.
+``paper-<dataset>-<eps>`` follow the paper: IBP initialisation, the full training set, no regularisers. Their
+PGPE part is the paper's own PGPE recipe, which starts from a PGD-trained network (``--init-from``). One number
+differs: the learning rate is 5e-4, where the paper prints 5e-5. cnn3 with IBP and plain gradients on MNIST
+ε = 0.1, seed 0, all test images: 5e-5 reaches 89.47 natural and 78.87 certified, 5e-4 95.14 and 90.08, and the
+paper prints 96.02 and 91.23, so 5e-5 cannot be what it ran; 5e-4 is also the literature's, which the paper says
+it follows.
+
+The tuned recipes keep a validation split and take the literature's regularisers; their learning rates were
+chosen on that split for cnn3; networks larger than that take the literature's 5e-4.
 """
 
 from __future__ import annotations
@@ -13,22 +16,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.registry import Registry
+from gls_lirpa.estimators import ESTIMATORS
 
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Fields for every estimator, and what each estimator changes of them."""
+    """Fields for every estimator, and what some of them change beside their own recipe."""
 
     name: str
     fields: Fields
     by_estimator: dict[str, Fields]
 
     def resolved(self, estimator: str, net: str) -> Fields:
-        fields = {**self.fields, **self.by_estimator.get(estimator, {}), "preset": self.name}
+        own = {**estimator_defaults(estimator), **self.by_estimator.get(estimator, {})}
+        fields = {**self.fields, **own, "preset": self.name}
         if not self.name.startswith("paper-") and net.startswith(_LARGE_NETS):
             fields["lr"] = min(fields["lr"], _LARGE_NET_LR)
         return fields
@@ -36,11 +41,12 @@ class Preset:
 
 PRESETS: Registry[Preset] = Registry("preset")
 
+PAPER_LR = 5e-4
+RECIPES = ("paper", "tuned")
+"""Names that stand for a dataset's preset of that kind."""
+
 _LARGE_NETS = ("cnn5", "cnn7")
 _LARGE_NET_LR = 5e-4
-
-_RGS: Fields = {"estimator_options": {"sigma": 1e-3, "samples": 2}, "sigma_factor": 0.4}
-_SAM: Fields = {"estimator_options": {"rho": 0.01}}
 
 
 def _pgpe(dataset: str, large: bool) -> Fields:
@@ -54,7 +60,6 @@ def _pgpe(dataset: str, large: bool) -> Fields:
         "eps_warmup_epochs": 0,
         "eps_anneal_epochs": 50 if large else 0,
         "eps_shape": "smooth" if large else "none",
-        "estimator_options": {"sigma": 1e-3, "population": 256},
     }
 
 
@@ -98,8 +103,8 @@ def _register() -> None:
             f"paper-{dataset}-{label}",
             Preset(
                 f"paper-{dataset}-{label}",
-                {**common, "lr": 5e-5, "val_fraction": 0.0, "init": init},
-                {"rgs": _RGS, "sam": _SAM, "pgpe": {**pgpe, "val_fraction": 0.0}},
+                {**common, "lr": PAPER_LR, "val_fraction": 0.0, "init": init},
+                {"pgpe": {**pgpe, "val_fraction": 0.0}},
             ),
         )
         tuned: Fields = {
@@ -113,7 +118,7 @@ def _register() -> None:
             Preset(
                 f"{dataset}-{label}",
                 {**common, **tuned},
-                {"rgs": _RGS, "sam": _SAM, "pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}},
+                {"pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}},
             ),
         )
 
@@ -134,8 +139,6 @@ PRESETS.register(
             "warmup": 0.0,
         },
         {
-            "rgs": _RGS,
-            "sam": _SAM,
             "pgpe": {
                 "epochs": 30,
                 "batch_size": 256,
@@ -151,25 +154,41 @@ PRESETS.register(
 )
 
 
-def tuned_preset(dataset: str, eps: float | None) -> str | None:
-    """The tuned preset of a dataset with the nearest ε, or with its smallest where none is named.
+def _of_kind(recipe: str) -> list[Preset]:
+    return [PRESETS.get(name) for name in PRESETS if name.startswith("paper-") == (recipe == "paper")]
 
-    >>> tuned_preset("cifar10", 2 / 255), tuned_preset("mnist", None), tuned_preset("mnist", 0.28)
-    ('cifar10-2/255', 'mnist-0.1', 'mnist-0.3')
+
+def preset_of(recipe: str, dataset: str, eps: float | None) -> str | None:
+    """The ``paper`` or ``tuned`` preset of a dataset with the nearest ε, or with its smallest where none is named.
+
+    >>> preset_of("tuned", "cifar10", 2 / 255), preset_of("paper", "mnist", None), preset_of("tuned", "mnist", 0.28)
+    ('cifar10-2/255', 'paper-mnist-0.1', 'mnist-0.3')
     """
     radii = {
-        name: float(PRESETS.get(name).fields["eps"])
-        for name in PRESETS
-        if not name.startswith("paper-") and PRESETS.get(name).fields["dataset"] == dataset
+        preset.name: float(preset.fields["eps"]) for preset in _of_kind(recipe) if preset.fields["dataset"] == dataset
     }
     return min(radii, key=lambda name: abs(radii[name] - (eps or 0.0)), default=None)
 
 
+def chosen_preset(name: str | None, dataset: str, eps: float | None) -> str | None:
+    """The preset behind a name, where ``paper`` and ``tuned`` are the dataset's own and None is ``tuned`` or nothing.
+
+    >>> chosen_preset("paper", "mnist", 0.3), chosen_preset("mnist-0.1", "mnist", 0.3)
+    ('paper-mnist-0.3', 'mnist-0.1')
+    """
+    if name is not None and name not in RECIPES:
+        return name
+    found = preset_of(name or "tuned", dataset, eps)
+    if found is None and name is not None:
+        known = sorted({str(preset.fields["dataset"]) for preset in _of_kind(name)})
+        raise ConfigError(f"dataset {dataset!r} has no {name} preset: expected one of {', '.join(known)}")
+    return found
+
+
 def estimator_defaults(estimator: str) -> Fields:
     """What an estimator needs where no preset says otherwise: the paper's values."""
-    return {"rgs": _RGS, "sam": _SAM, "pgpe": {"estimator_options": {"sigma": 1e-3, "population": 256}}}.get(
-        estimator, {}
-    )
+    recipe = ESTIMATORS.get(estimator).recipe
+    return {"estimator_options": dict(recipe)} if recipe else {}
 
 
 def get_preset(name: str, estimator: str, net: str = "cnn3") -> Fields:

@@ -18,14 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.provenance import commit
 from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.engine.compat import versions
-from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.files import replace_file
+from gls_lirpa.errors import CheckpointError, ConfigError, UnknownNameError
 from gls_lirpa.models import build_model, load_user_model
 from gls_lirpa.training import checksums
 from gls_lirpa.training.checksums import digest, read_checked, write_checked
 from gls_lirpa.training.config import TrainConfig, checked_fields
+from gls_lirpa.training.custom import CUSTOM
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("versions.json", versions())
+            self.write_json("versions.json", {**versions(), "commit": commit()})
             write_checked(self.config_file, _json(config.to_dict()))
         except OSError as error:
             raise ConfigError(f"output folder {str(self.path)!r} cannot be written: {error.strerror}") from error
@@ -72,6 +74,8 @@ class RunFolder:
             raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
         try:
             return TrainConfig(**checked_fields(json.loads(read_checked(self.config_file))))
+        except UnknownNameError as error:
+            raise ConfigError(f"{error}; if a plugin defines it, add --plugin FILE") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
 
@@ -174,6 +178,8 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], source: str) -> Non
 
 def dataset_of(config: TrainConfig, *, root: str | None = None) -> Dataset:
     """The data a configuration names, split by its seed; ``root`` where the files lie elsewhere now."""
+    if config.dataset == CUSTOM:
+        raise ConfigError("this run was trained on data passed as an object: use gls_lirpa.load_run(path, dataset=…)")
     return load_dataset(
         config.dataset,
         root=root or config.data_root,
@@ -185,6 +191,8 @@ def dataset_of(config: TrainConfig, *, root: str | None = None) -> Dataset:
 
 def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
     """The network a configuration names, for a dataset's images and classes."""
+    if config.net == CUSTOM:
+        raise ConfigError("this run's network was passed as an object: use gls_lirpa.load_run(path, model=…)")
     shape: dict[str, Any] = {
         "in_shape": dataset.in_shape,
         "classes": dataset.classes,

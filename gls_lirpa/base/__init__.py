@@ -1,0 +1,1 @@
+"""What every other package stands on: boxes, layers, numbers, seeds, files, processes. Imports none of them."""

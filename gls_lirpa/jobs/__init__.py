@@ -1,0 +1,1 @@
+"""What the commands do: options to results, across training, certification and exchange."""
