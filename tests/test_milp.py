@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.certification import certify
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples
 from gls_lirpa.errors import ConfigError, EngineError
@@ -171,3 +172,18 @@ def test_a_missing_solver_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "highspy", None)
     with pytest.raises(EngineError, match=r"pip install 'gls-lirpa\[milp\]'"):
         minimise(form, 0)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-10, 1e-12])
+def test_small_weights_are_not_left_out(size: float) -> None:
+    """f_0 − f_1 = 0.3 − relu(size · (x − 0.5)) / size, with coefficients and values below the solver's tolerances."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2))
+    with torch.no_grad():
+        for parameter, values in zip(
+            model.parameters(), ([[size]], [-0.5 * size], [[-1 / size], [0.0]], [0.3, 0.0]), strict=True
+        ):
+            parameter.copy_(torch.tensor(values))
+    x = torch.full((1, 1, 1, 1), 0.5)
+    for eps, verdict in ((0.5, "falsified"), (0.25, "verified")):
+        (record,) = certify(model, x, torch.tensor([0]), eps=eps, stages=["milp"], timeout=10)
+        assert record.verdict == verdict and record.bound is not None and record.bound <= 0.3 - eps + 1e-4

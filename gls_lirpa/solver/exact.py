@@ -6,6 +6,10 @@ Variables: t ∈ [−1, 1]^inputs, and per unstable neuron z ∈ [l, u], v ∈ [
 
 so that a = 1 forces v = z ≥ 0 and a = 0 forces v = 0 ≥ z. The big-M constants l, u are the form's bounds of
 pre-activations, whatever made them; a split fixes a and one bound of z.
+
+HiGHS leaves out coefficients below 1e-9 and lets constraints be off by 1e-9, whatever the neurons' own sizes are. So
+z and v are given to it in units of max(|l|, |u|), the objective in units of its size, and what may still be off is
+carried through |W| to the objective and taken off its bound.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ from torch import Tensor
 
 from gls_lirpa.errors import EngineError
 from gls_lirpa.solver.form import SplitForm
+
+TOLERANCE = 1e-9
+"""By which HiGHS may violate a constraint, and below which it leaves a coefficient out."""
 
 Status = Literal["optimal", "above", "below", "empty", "limit"]
 
@@ -70,12 +77,43 @@ def minimise(
         return _linear(form, row)
     highspy = _highspy()
     fixed = np.zeros(form.neurons) if signs is None else signs.cpu().numpy().astype(float)
+    units = _Units.of(form, row)
+    if not math.isfinite(units.error):
+        return Optimum("limit", -math.inf)
     solver = highspy.Highs()
-    for option, setting in _options(time_limit, target, seed).items():
+    for option, setting in _options(time_limit, target / units.objective, 1e-7 / units.objective, seed).items():
         solver.setOptionValue(option, setting)
-    solver.passModel(_model(highspy, form, row, fixed, cutoff))
+    solver.passModel(_model(highspy, form, row, fixed, cutoff, units))
     solver.run()
-    return _answer(highspy, solver, form, row, cutoff, integer=bool((fixed == 0).any()))
+    return _answer(highspy, solver, form, row, cutoff, units, integer=bool((fixed == 0).any()))
+
+
+@dataclass(frozen=True)
+class _Units:
+    """Of every neuron and of the objective, and by how much the solver's objective may be below the row's minimum."""
+
+    neurons: Any
+    objective: float
+    error: float
+
+    @classmethod
+    def of(cls, form: SplitForm, row: int) -> _Units:
+        size = torch.maximum(form.lower.abs(), form.upper.abs())
+        size = torch.where(size > 0, size, 1.0)
+        columns = torch.cat([size.new_ones(form.inputs), size])
+        cost = form.weight[row].abs() * columns
+        objective = float(cost.sum()) or 1.0
+        # |z − z(t)| ≤ |W| error of v + what its own row is off by; v then differs by that and by three more rows.
+        error = size.new_zeros(form.inputs)
+        for span, layer in zip(form.spans, form.layers, strict=True):
+            own = size[span]
+            terms = layer.weight.abs() * columns[: layer.weight.shape[1]]
+            dropped = torch.where(terms <= TOLERANCE * own.unsqueeze(1), terms, 0.0).sum(1)
+            off = layer.weight.abs() @ error + dropped + TOLERANCE * own
+            error = torch.cat([error, off + 3 * TOLERANCE * own])
+        dropped = torch.where(cost <= TOLERANCE * objective, cost, 0.0).sum()
+        total = form.weight[row].abs() @ error + dropped + TOLERANCE * objective
+        return cls(size.cpu().numpy(), objective, float(total))
 
 
 def _linear(form: SplitForm, row: int) -> Optimum:
@@ -93,7 +131,7 @@ def _highspy() -> Any:
     return highspy
 
 
-def _options(time_limit: float, target: float, seed: int) -> dict[str, Any]:
+def _options(time_limit: float, target: float, gap: float, seed: int) -> dict[str, Any]:
     return {
         "output_flag": False,
         "threads": 1,
@@ -101,27 +139,30 @@ def _options(time_limit: float, target: float, seed: int) -> dict[str, Any]:
         "time_limit": time_limit,
         "objective_target": target,
         "mip_rel_gap": 0.0,
-        "mip_abs_gap": 1e-7,
+        "mip_abs_gap": max(gap, 1e-10),
         # A binary that is 1e-6 off an integer would allow v = 1e-6 · u at z < 0.
-        "mip_feasibility_tolerance": 1e-9,
-        "primal_feasibility_tolerance": 1e-9,
-        "dual_feasibility_tolerance": 1e-9,
+        "mip_feasibility_tolerance": TOLERANCE,
+        "primal_feasibility_tolerance": TOLERANCE,
+        "dual_feasibility_tolerance": TOLERANCE,
     }
 
 
-def _model(highspy: Any, form: SplitForm, row: int, fixed: Any, cutoff: float) -> Any:
+def _model(highspy: Any, form: SplitForm, row: int, fixed: Any, cutoff: float, units: _Units) -> Any:
     inputs, n = form.inputs, form.neurons
     infinity = highspy.kHighsInf
-    low, high = form.lower.cpu().numpy(), form.upper.cpu().numpy()
+    size = units.neurons
+    columns = np.concatenate([np.ones(inputs), size])
+    low, high = form.lower.cpu().numpy() / size, form.upper.cpu().numpy() / size
     cost = np.zeros(inputs + 3 * n)
-    cost[: inputs + n] = form.weight[row].cpu().numpy()
-    offset = float(form.offset[row])
+    cost[: inputs + n] = form.weight[row].cpu().numpy() * columns / units.objective
+    offset = float(form.offset[row]) / units.objective
     v, z, a = (inputs + k * n + np.arange(n) for k in range(3))
     rows = _Rows()
     for span, layer in zip(form.spans, form.layers, strict=True):
         # z − W [t; v] = b
-        weight = -layer.weight.cpu().numpy()
-        b = layer.offset.cpu().numpy()
+        own = size[span]
+        weight = -layer.weight.cpu().numpy() * columns[: layer.weight.shape[1]] / own[:, None]
+        b = layer.offset.cpu().numpy() / own
         for i in range(len(layer)):
             used = np.flatnonzero(weight[i])
             rows.add(np.append(used, z[span.start + i]), np.append(weight[i, used], 1.0), b[i], b[i])
@@ -131,7 +172,8 @@ def _model(highspy: Any, form: SplitForm, row: int, fixed: Any, cutoff: float) -
         rows.add((v[i], a[i]), (1.0, -high[i]), -infinity, 0.0)
     if math.isfinite(cutoff):
         used = np.flatnonzero(cost)
-        rows.add(used, cost[used], -infinity, cutoff - offset)
+        # Whatever the solver excludes is then above the cutoff itself.
+        rows.add(used, cost[used], -infinity, (cutoff + units.error) / units.objective - offset)
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = len(cost), len(rows.lower)
     lp.col_cost_, lp.offset_ = cost, offset
@@ -169,7 +211,9 @@ class _Rows:
         self.upper.append(upper)
 
 
-def _answer(highspy: Any, solver: Any, form: SplitForm, row: int, cutoff: float, *, integer: bool) -> Optimum:
+def _answer(
+    highspy: Any, solver: Any, form: SplitForm, row: int, cutoff: float, units: _Units, *, integer: bool
+) -> Optimum:
     status = solver.getModelStatus()
     statuses = highspy.HighsModelStatus
     if status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible):
@@ -183,9 +227,9 @@ def _answer(highspy: Any, solver: Any, form: SplitForm, row: int, cutoff: float,
         t = torch.from_numpy(columns).clamp(-1.0, 1.0)
         value = float(form.evaluate(t.unsqueeze(0))[0, row])
     if status == statuses.kOptimal:
-        bound = info.mip_dual_bound if integer else info.objective_function_value
-        return Optimum("optimal", min(float(bound), value), value, t)
-    bound = min(float(info.mip_dual_bound), cutoff) if integer else -math.inf
+        found = float(info.mip_dual_bound if integer else info.objective_function_value)
+        return Optimum("optimal", min(found * units.objective - units.error, value), value, t)
+    bound = min(float(info.mip_dual_bound) * units.objective - units.error, cutoff) if integer else -math.inf
     if status == statuses.kObjectiveTarget:
         return Optimum("below", min(bound, value), value, t)
     return Optimum("limit", min(bound, value), value, t)
