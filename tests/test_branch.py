@@ -30,7 +30,7 @@ from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_i
 
 @pytest.mark.parametrize("module", [ascent, complete, form, search, settings])
 def test_docstring_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
 
 
