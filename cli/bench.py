@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from .options import MethodCommand, plugin_option
 
-@click.command(short_help="Run a suite of trainings and certifications and write its report.")
+
+@click.command(cls=MethodCommand, short_help="Run a suite of trainings and certifications and write its report.")
 @click.argument("suite", required=False)
 @click.option("--list", "show", is_flag=True, help="List the suites.")
 @click.option("--out", type=click.Path(path_type=Path), help="Suite folder (default: bench/<suite>[-<preset>]).")
@@ -25,6 +27,7 @@ import click
 @click.option("--device", help="cpu, cuda, cuda:1, …")
 @click.option("--dry-run", is_flag=True, help="List the runs with an estimate of time, and do nothing.")
 @click.option("--report-only", is_flag=True, help="Write the report of what is there, and run nothing.")
+@plugin_option
 def bench(suite: str | None, show: bool, **options: Any) -> None:
     """Run SUITE: ordinary trainings and certifications, then a report.
 

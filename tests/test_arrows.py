@@ -27,12 +27,12 @@ ARROWS: dict[str, str] = {
     "training": "base data engine errors estimators losses models relaxations",
     "exchange": "base certification engine errors models",
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
-    "jobs": "base certification data errors exchange training",
-    "doctor": "base data engine errors relaxations",
+    "jobs": "base certification data errors estimators exchange losses models relaxations training",
+    "doctor": "attacks base data engine errors relaxations",
     "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
     "api": "base certification data errors models training",
     "gls_lirpa": "api base certification engine errors estimators losses models relaxations version",
-    "cli": "bench doctor jobs training",
+    "cli": "base bench doctor jobs training",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""
 

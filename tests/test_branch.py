@@ -25,7 +25,8 @@ from gls_lirpa.solver.queue import Queue
 from gls_lirpa.solver.search import AIM
 from gls_lirpa.solver.slope_store import envelopes_of
 from tests.branch_problems import PLAIN, RENEWING, Property, bab, minimum, near_boundary, oracle, search_of
-from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
+from tests.exact_nets import KINDS, margins, problem, random_input, random_net
+from tests.oracle import exact_margins
 
 
 @pytest.mark.parametrize("module", [ascent, complete, form, search, settings])
@@ -60,7 +61,7 @@ def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
     for seed in range(8):
         stages = bab(), bab(PLAIN), bab(RENEWING), oracle()
         for prop in near_boundary(kind, seed, 6):
-            exhaustive = enumerate_minima(prop.subject.model, prop.samples.box, prop.samples.labels)
+            exhaustive = exact_margins(prop.subject.model, prop.samples.box, prop.samples.labels)
             assert torch.allclose(prop.minima, torch.from_numpy(exhaustive), atol=1e-5)
             expected = _expected(prop)
             for stage in stages:

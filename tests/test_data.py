@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import time
 from pathlib import Path
 
@@ -8,18 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from gls_lirpa import data
-from gls_lirpa.base import sampling
 from gls_lirpa.base.sampling import permutation, stratified_split
 from gls_lirpa.data import DATASETS, Augmentation, Split, batches, load_dataset
 from gls_lirpa.errors import ConfigError, DataError
-from gls_lirpa.readers import download
-
-
-@pytest.mark.parametrize("module", [data, sampling, download])
-def test_docstring_examples(module: object) -> None:
-    result = doctest.testmod(module)  # type: ignore[arg-type]
-    assert result.attempted > 0 and result.failed == 0
 
 
 def test_digits_are_embedded_and_deterministic(tmp_path: Path) -> None:

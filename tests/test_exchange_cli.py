@@ -17,7 +17,7 @@ from torch import nn
 
 from gls_lirpa.certification import Settings, StageOptions
 from gls_lirpa.certification.cascade import Cascade
-from gls_lirpa.certification.workers import WorkerPool
+from gls_lirpa.certification.workers import CascadePool
 from gls_lirpa.exchange.counterexample import Counterexample
 from gls_lirpa.exchange.export import write_onnx
 from gls_lirpa.exchange.onnx_model import read_onnx
@@ -226,7 +226,7 @@ def test_workers_agree_and_survive_a_kill(trained: Path, tmp_path: Path) -> None
     x, labels = run.dataset.test.batch(indices)
     alone = {indices[record.index]: record for record in Cascade(run.model, x, settings).run(x, labels)}
     found = {}
-    for record in WorkerPool(run.model, settings, workers=2, folder=tmp_path).run(run.dataset.test, indices):
+    for record in CascadePool(run.model, settings, workers=2, folder=tmp_path).run(run.dataset.test, indices):
         assert record.index not in found
         if not found:
             os.kill(_a_worker(), signal.SIGKILL)

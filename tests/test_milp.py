@@ -20,7 +20,8 @@ from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.form import SplitForm
 from gls_lirpa.solver.tighten import tightened
 from tests.branch_problems import oracle
-from tests.exact_nets import KINDS, enumerate_minima, margins, problem, random_input, random_net
+from tests.exact_nets import KINDS, margins, problem, random_input, random_net
+from tests.oracle import exact_margins
 
 
 @pytest.mark.parametrize("module", [exact_module])
@@ -62,7 +63,7 @@ def test_milp_is_the_minimum_over_all_patterns(kind: str) -> None:
     for seed in range(6):
         model, x, form = _form(kind, seed)
         box, label = linf_box(x, 0.3), model(x).argmax(1)
-        exact = enumerate_minima(model, box, label)
+        exact = exact_margins(model, box, label)
         for row in range(2):
             for candidate in (form, tightened(form, iterations=10)):
                 answer = minimise(candidate, row)
@@ -116,7 +117,7 @@ def test_stage_reports_bounds_and_replaying_counterexamples() -> None:
     for seed in range(6):
         model, x = random_net("normalized", seed, width=6), random_input(seed)
         subject, samples = problem(model, x, 0.4)
-        minima = enumerate_minima(model, samples.box, samples.labels)
+        minima = exact_margins(model, samples.box, samples.labels)
         found = oracle(decide=False)(subject, samples, timeout=20.0)
         decided = oracle()(subject, samples, timeout=20.0)
         assert found.exhausted == decided.exhausted == [False]

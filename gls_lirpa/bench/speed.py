@@ -28,12 +28,6 @@ EPS = 0.1
 CLASSES = 10
 PLAIN_SIZES = (2, 16, 64)
 """Batch sizes that plain auto_LiRPA may choose from besides the whole batch."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "grad": {},
-    "sam": {"rho": 0.01},
-    "rgs": {"sigma": 1e-3, "samples": 2},
-    "pgpe": {"sigma": 1e-3},
-}
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -85,8 +79,8 @@ def measured(
     x, y = torch.rand(batch, *shape, generator=generator), torch.arange(batch) % CLASSES
     steps: dict[str, dict[str, float]] = {}
     plain: dict[str, float] = {}
-    relaxations = ("ibp", "hbox", "crown-ibp", "crown")
-    total = len(relaxations) * (len(OPTIONS) + 1) + 2
+    relaxations = [name for name in RELAXATIONS if RELAXATIONS.get(name).differentiable]
+    total = len(relaxations) * (len(ESTIMATORS.names()) + 1) + 2
     done = 0
     for relaxation in relaxations:
         model = build_model(net, in_shape=shape, classes=CLASSES, seed=0)
@@ -95,9 +89,10 @@ def measured(
         done += 1
         progress(done, total)
         steps[relaxation] = {}
-        for estimator, options in OPTIONS.items():
-            given = {**options, "population": population} if estimator == "pgpe" else options
-            criterion = ESTIMATORS.get(estimator)(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
+        for estimator in ESTIMATORS:
+            method = ESTIMATORS.get(estimator)
+            given = {**method.recipe, **({"population": population} if "population" in method.options else {})}
+            criterion = method.build(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
             steps[relaxation][estimator] = seconds(stepped(criterion, model, x, y), repeats)
             done += 1
             progress(done, total)
@@ -133,7 +128,7 @@ def sections_of(result: dict[str, Any]) -> list[Section]:
     """The tables of one measurement."""
     population = result["population"]
     evaluations = {"grad": 1, "sam": 2, "rgs": 2, "pgpe": population}
-    names = [*OPTIONS]
+    names = ESTIMATORS.names()
     step_rows, rate_rows = [], []
     for relaxation, times in result["steps"].items():
         plain = result["plain"].get(relaxation)

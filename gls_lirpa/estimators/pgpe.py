@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gls_lirpa.base.checks import number, require, whole
+from gls_lirpa.base.options import Option, Options
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators.asking import Population, no_loss
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
@@ -217,3 +219,25 @@ def _follow_optimizers(estimator: PGPE) -> None:
 
     handle = register_optimizer_step_post_hook(after)
     weakref.finalize(estimator, handle.remove)
+
+
+ESTIMATORS.register(
+    "pgpe",
+    EstimatorMethod(
+        "pgpe",
+        PGPE,
+        help="zeroth-order estimate from a population of perturbed networks",
+        options=Options(
+            Option("sigma", float, "standard deviation of the smoothing", strict=True),
+            Option("population", int, "perturbed networks per step", default=256, least=4, even=True),
+            Option("sigma_lr", float, "learning rate of sigma; 0 keeps it", default=SIGMA_LR),
+            Option("sigma_min", float, "least sigma (a tenth of the first one)", strict=True),
+            Option("sigma_max", float, "largest sigma (ten times the first one)", strict=True),
+            Option("sigma_max_change", float, "of sigma in one step, relative", default=0.2, strict=True),
+        ),
+        recipe={"sigma": 1e-3, "population": 256},
+        needs_gradient=False,
+        uses_actors=True,
+        cold_start="PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)",
+    ),
+)

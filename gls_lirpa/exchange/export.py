@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.exchange.constants import inline_constants
 from gls_lirpa.models.structure import fold_batchnorm
@@ -70,11 +71,8 @@ def _compare(model: nn.Module, content: bytes, x: Tensor) -> None:
     """The written network must answer as the one in memory does, for one sample and for several."""
     runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    training = {module: module.training for module in model.modules()}
-    with torch.no_grad():
-        expected = model.eval().cpu()(x)
-    for module, flag in training.items():
-        module.training = flag
+    with torch.no_grad(), evaluating(model):
+        expected = model.cpu()(x)
     for part in (x[:1], x):
         answer = torch.from_numpy(session.run(None, {"input": part.numpy()})[0])
         error = float((answer - expected[: len(part)]).abs().max())

@@ -20,7 +20,7 @@ from gls_lirpa.certification.records import Record, RecordFolder, Summary
 from gls_lirpa.certification.report import ProgressReporter, result_table, write_table
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import StageOptions
-from gls_lirpa.certification.workers import WorkerPool
+from gls_lirpa.certification.workers import CascadePool
 from gls_lirpa.data import Split
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.jobs.targets import load_target
@@ -42,7 +42,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def certify_split(
-    cascade: Cascade | WorkerPool,
+    cascade: Cascade | CascadePool,
     split: Split,
     folder: RecordFolder,
     *,
@@ -51,7 +51,7 @@ def certify_split(
 ) -> Iterator[Record]:
     """Certify the first ``samples`` of a split that ``folder`` lacks; each record is written, then given."""
     due = [i for i in range(samples) if i not in folder.done]
-    if isinstance(cascade, WorkerPool):
+    if isinstance(cascade, CascadePool):
         yield from map(folder.add, cascade.run(split, due))
         return
     for start in range(0, len(due), batch_size):
@@ -115,9 +115,9 @@ def certify_job(
         resumed = len(folder.done)
         if resumed:
             console.print(f"{resumed} of {number} samples are in {folder_path} already", highlight=False)
-        cascade: Cascade | WorkerPool
+        cascade: Cascade | CascadePool
         if workers > 1:
-            cascade = WorkerPool(model, settings, workers=workers, folder=folder_path)
+            cascade = CascadePool(model, settings, workers=workers, folder=folder_path)
         else:
             cascade = Cascade(model, chosen.batch([0])[0], settings, folder=folder_path)
         try:

@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.checks import require
+from gls_lirpa.base.options import Value
 from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.estimators import ESTIMATORS
+from gls_lirpa.estimators import ESTIMATORS, EstimatorMethod
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
 from gls_lirpa.models.initialization import INITIALIZERS
-from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
@@ -48,8 +50,9 @@ class TrainConfig:
     natural_weight: float = 0.0
     l1: float = 0.0
     warmup: float = 0.0
-    loss_options: dict[str, float] = field(default_factory=dict)
-    estimator_options: dict[str, float] = field(default_factory=dict)
+    loss_options: dict[str, Value] = field(default_factory=dict)
+    relaxation_options: dict[str, Value] = field(default_factory=dict)
+    estimator_options: dict[str, Value] = field(default_factory=dict)
     sigma_factor: float = 0.4
     sigma_per_lr: float | None = None
     actors: int = 0
@@ -87,23 +90,32 @@ class TrainConfig:
         object.__setattr__(self, "eps", check_eps(self.eps))
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < least:
-                raise ConfigError(f"expected {name} >= {least}, got {value}")
-        if self.grad_clip <= 0:
-            raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
-        if self.sigma_per_lr is not None and (self.estimator != "rgs" or not 0 <= self.sigma_per_lr < math.inf):
-            raise ConfigError(
-                f"expected sigma_per_lr >= 0 with estimator 'rgs', got {self.sigma_per_lr} with {self.estimator!r}"
-            )
+            require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
+        require(self.grad_clip > 0, "grad_clip > 0", self.grad_clip)
+        if self.sigma_per_lr is not None:
+            expected = f"a finite sigma_per_lr >= 0 with an estimator whose sigma decays, not with {self.estimator!r}"
+            usable = self.estimator_method.decays is not None and 0 <= self.sigma_per_lr < math.inf
+            require(usable, expected, self.sigma_per_lr)
         self.eps_schedule()
         self.lr_schedule()
-        LOSSES.get(self.loss).configured(self.loss_options)
-        bounds = LOSSES.get(self.loss).bounds and self.estimator != "pgpe"
-        if bounds and not RELAXATIONS.get(self.relaxation).differentiable:
+        loss, relaxation, estimator = LOSSES.get(self.loss), RELAXATIONS.get(self.relaxation), self.estimator_method
+        object.__setattr__(self, "loss_options", loss.options.checked(f"loss {self.loss!r}", self.loss_options))
+        object.__setattr__(self, "estimator_options", estimator.checked(self.estimator_options))
+        relaxation.configured(self.relaxation_options)
+        if loss.bounds and estimator.needs_gradient and not relaxation.differentiable:
+            others = " or ".join(name for name in ESTIMATORS if not ESTIMATORS.get(name).needs_gradient)
             raise ConfigError(
                 f"relaxation {self.relaxation!r} has no gradient in the weights, which estimator {self.estimator!r} "
-                "needs: use --estimator pgpe, or a differentiable relaxation such as crown"
+                f"needs: use --estimator {others}, or a differentiable relaxation such as crown"
             )
+
+    @property
+    def estimator_method(self) -> EstimatorMethod:
+        return ESTIMATORS.get(self.estimator)
+
+    def chosen_relaxation(self) -> Relaxation:
+        """The relaxation with its options."""
+        return RELAXATIONS.get(self.relaxation).configured(self.relaxation_options)
 
     def eps_schedule(self) -> EpsSchedule:
         return EpsSchedule(self.eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
@@ -112,13 +124,13 @@ class TrainConfig:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
 
     def sigma_schedule(self) -> StepDecay | None:
-        """RGS's σ decays when the learning rate does, or is a multiple of it; PGPE's is learned."""
+        """Where σ decays when the learning rate does, or is a multiple of it (RGS; PGPE's is learned)."""
         if self.sigma_per_lr is not None:
             return StepDecay(self.sigma_per_lr * self.lr, factor=self.lr_factor, milestones=self.milestones)
-        sigma = self.estimator_options.get("sigma")
-        if self.estimator != "rgs" or sigma is None:
+        sigma = self.estimator_options.get(self.estimator_method.decays or "")
+        if sigma is None:
             return None
-        return StepDecay(sigma, factor=self.sigma_factor, milestones=self.milestones)
+        return StepDecay(float(sigma), factor=self.sigma_factor, milestones=self.milestones)
 
     @property
     def method(self) -> str:
@@ -130,11 +142,11 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     def replaced(self, values: dict[str, Any]) -> TrainConfig:
-        """A copy with some fields changed; the two option tables are merged, not replaced."""
+        """A copy with some fields changed; the option tables are merged, not replaced."""
         tables = {
             name: {**getattr(self, name), **values[name]}
-            for name in ("loss_options", "estimator_options")
-            if values.get(name)
+            for name in ("loss_options", "relaxation_options", "estimator_options")
+            if values.get(name) is not None
         }
         return dataclasses.replace(self, **{**checked_fields(values), **tables})
 
@@ -183,8 +195,8 @@ def _coerced(key: str, value: Any, hint: Any) -> Any:
     raise ConfigError(f"configuration key {key!r} must be of type {expected}, got {value!r}")
 
 
-def _number(key: str, option: str, value: Any) -> float:
-    if isinstance(value, (int, float)):
+def _number(key: str, option: str, value: Any) -> Value:
+    if isinstance(value, (bool, int, float)):
         return value
     raise ConfigError(f"{key}[{option!r}] must be a number, got {value!r}")
 

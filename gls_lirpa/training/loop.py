@@ -19,7 +19,7 @@ from gls_lirpa.base.seeds import derived_seed
 from gls_lirpa.data import Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
-from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
+from gls_lirpa.estimators import Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, check_device
@@ -75,7 +75,7 @@ class Trainer:
         options: dict[str, Any] = dict(config.loss_options)
         self.criterion = CertifiedLoss(
             self.model,
-            config.relaxation,
+            config.chosen_relaxation(),
             eps=config.eps,
             loss=config.loss,
             natural_weight=config.natural_weight,
@@ -219,25 +219,18 @@ class Trainer:
 
 def make_estimator(config: TrainConfig, loss: CertifiedLoss, model: nn.Module) -> Estimator:
     """The configured estimator around the loss."""
-    options: dict[str, Any] = dict(config.estimator_options)
-    if config.estimator in ("rgs", "pgpe"):
-        options.update(
-            seed=config.seed,
-            actors=config.actors,
-            ray_address=config.ray_address,
-            gpus_per_actor=config.gpus_per_actor,
-        )
-    elif config.actors:
-        raise ConfigError(f"estimator {config.estimator!r} does not use actors: remove --actors, or use rgs or pgpe")
-    try:
-        return ESTIMATORS.get(config.estimator)(loss, model, **options)
-    except TypeError as error:
-        raise ConfigError(f"estimator {config.estimator!r}: {error}") from error
+    placement = {
+        "seed": config.seed,
+        "actors": config.actors,
+        "ray_address": config.ray_address,
+        "gpus_per_actor": config.gpus_per_actor,
+    }
+    return config.estimator_method.around(loss, model, config.estimator_options, placement=placement)
 
 
 def _monitor(config: TrainConfig) -> Relaxation:
     """The relaxation for held-out accuracy: the one trained with, where it is a plain one."""
-    chosen = RELAXATIONS.get(config.relaxation)
+    chosen = config.chosen_relaxation()
     return chosen if LOSSES.get(config.loss).bounds and chosen.differentiable else RELAXATIONS.get("crown-ibp")
 
 

@@ -18,20 +18,22 @@ from typing import Any
 
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.estimators import ESTIMATORS
 
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Fields for every estimator, and what each estimator changes of them."""
+    """Fields for every estimator, and what some of them change beside their own recipe."""
 
     name: str
     fields: Fields
     by_estimator: dict[str, Fields]
 
     def resolved(self, estimator: str, net: str) -> Fields:
-        fields = {**self.fields, **self.by_estimator.get(estimator, {}), "preset": self.name}
+        own = {**estimator_defaults(estimator), **self.by_estimator.get(estimator, {})}
+        fields = {**self.fields, **own, "preset": self.name}
         if not self.name.startswith("paper-") and net.startswith(_LARGE_NETS):
             fields["lr"] = min(fields["lr"], _LARGE_NET_LR)
         return fields
@@ -46,9 +48,6 @@ RECIPES = ("paper", "tuned")
 _LARGE_NETS = ("cnn5", "cnn7")
 _LARGE_NET_LR = 5e-4
 
-_RGS: Fields = {"estimator_options": {"sigma": 1e-3, "samples": 2}, "sigma_factor": 0.4}
-_SAM: Fields = {"estimator_options": {"rho": 0.01}}
-
 
 def _pgpe(dataset: str, large: bool) -> Fields:
     """150 epochs, ×0.4 after 110 and 130; ε annealed over 50 epochs only at the large ε."""
@@ -61,7 +60,6 @@ def _pgpe(dataset: str, large: bool) -> Fields:
         "eps_warmup_epochs": 0,
         "eps_anneal_epochs": 50 if large else 0,
         "eps_shape": "smooth" if large else "none",
-        "estimator_options": {"sigma": 1e-3, "population": 256},
     }
 
 
@@ -106,7 +104,7 @@ def _register() -> None:
             Preset(
                 f"paper-{dataset}-{label}",
                 {**common, "lr": PAPER_LR, "val_fraction": 0.0, "init": init},
-                {"rgs": _RGS, "sam": _SAM, "pgpe": {**pgpe, "val_fraction": 0.0}},
+                {"pgpe": {**pgpe, "val_fraction": 0.0}},
             ),
         )
         tuned: Fields = {
@@ -120,7 +118,7 @@ def _register() -> None:
             Preset(
                 f"{dataset}-{label}",
                 {**common, **tuned},
-                {"rgs": _RGS, "sam": _SAM, "pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}},
+                {"pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}},
             ),
         )
 
@@ -141,8 +139,6 @@ PRESETS.register(
             "warmup": 0.0,
         },
         {
-            "rgs": _RGS,
-            "sam": _SAM,
             "pgpe": {
                 "epochs": 30,
                 "batch_size": 256,
@@ -191,9 +187,8 @@ def chosen_preset(name: str | None, dataset: str, eps: float | None) -> str | No
 
 def estimator_defaults(estimator: str) -> Fields:
     """What an estimator needs where no preset says otherwise: the paper's values."""
-    return {"rgs": _RGS, "sam": _SAM, "pgpe": {"estimator_options": {"sigma": 1e-3, "population": 256}}}.get(
-        estimator, {}
-    )
+    recipe = ESTIMATORS.get(estimator).recipe
+    return {"estimator_options": dict(recipe)} if recipe else {}
 
 
 def get_preset(name: str, estimator: str, net: str = "cnn3") -> Fields:

@@ -22,7 +22,7 @@ from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.provenance import commit
 from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.engine.compat import versions
-from gls_lirpa.errors import CheckpointError, ConfigError
+from gls_lirpa.errors import CheckpointError, ConfigError, UnknownNameError
 from gls_lirpa.models import build_model, load_user_model
 from gls_lirpa.training import checksums
 from gls_lirpa.training.checksums import digest, read_checked, write_checked
@@ -74,6 +74,8 @@ class RunFolder:
             raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
         try:
             return TrainConfig(**checked_fields(json.loads(read_checked(self.config_file))))
+        except UnknownNameError as error:
+            raise ConfigError(f"{error}; if a plugin defines it, add --plugin FILE") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
 

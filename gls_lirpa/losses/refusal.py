@@ -1,8 +1,7 @@
-"""What the losses have in common when something cannot be used: options out of range, no gradient."""
+"""A loss over bounds that have no gradient."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,29 +11,6 @@ from gls_lirpa.errors import ConfigError
 
 if TYPE_CHECKING:
     from gls_lirpa.losses.terms import LossInput
-
-
-def number(name: str, value: float, *, least: float = 0.0, most: float = math.inf) -> float:
-    """``value``, if it is a finite number in [least, most].
-
-    >>> number("lam", 0.4, most=1.0)
-    0.4
-    """
-    if not (math.isfinite(value) and least <= value <= most):
-        upper = "" if math.isinf(most) else f" and <= {most:g}"
-        raise ConfigError(f"expected {name} >= {least:g}{upper}, got {value}")
-    return float(value)
-
-
-def whole(name: str, value: float, *, least: int = 0, most: float = math.inf) -> int:
-    """``value`` as an integer, if it is one in [least, most]; configuration files may write 8.0.
-
-    >>> whole("steps", 8.0, least=1)
-    8
-    """
-    if not float(value).is_integer():
-        raise ConfigError(f"expected a whole number for {name}, got {value}")
-    return int(number(name, value, least=least, most=most))
 
 
 class _Refusal(torch.autograd.Function):
