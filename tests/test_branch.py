@@ -31,7 +31,7 @@ from tests.oracle import exact_margins
 
 @pytest.mark.parametrize("module", [ascent, complete, form, search, settings])
 def test_docstring_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
+    result = doctest.testmod(module)
     assert result.attempted > 0 and result.failed == 0
 
 

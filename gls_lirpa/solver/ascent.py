@@ -78,8 +78,9 @@ def ascend(
 
     >>> parabola = lambda x, last: Evaluation(-(x[0] - 0.3).square(), [0.6 - 2 * x[0]])
     >>> start = Variable(torch.tensor([0.0, 1.0]), 0.1, 0.0, 1.0)
-    >>> ascend(parabola, [start], iterations=60, rate=lambda step: 0.95**step).variables[0].round(decimals=2).tolist()
-    [0.3..., 0.3...]
+    >>> best = ascend(parabola, [start], iterations=60, rate=lambda step: 0.95**step)
+    >>> [round(value, 2) for value in best.variables[0].tolist()]
+    [0.3, 0.3]
     """
     values = [variable.value for variable in variables]
     moments = [(torch.zeros_like(value), torch.zeros_like(value)) for value in values]
