@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import time
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from gls_lirpa.base.boxes import margin_spec
-from gls_lirpa.certification import complete
 from gls_lirpa.certification.stage import Findings
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.solver import SolverSettings, ascent, form, search, settings, slope_store, tree
+from gls_lirpa.solver import SolverSettings, slope_store, tree
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.builder import FormBuilder
 from gls_lirpa.solver.domains import Domains
@@ -27,12 +24,6 @@ from gls_lirpa.solver.slope_store import envelopes_of
 from tests.branch_problems import PLAIN, RENEWING, Property, bab, minimum, near_boundary, oracle, search_of
 from tests.exact_nets import KINDS, margins, problem, random_input, random_net
 from tests.oracle import exact_margins
-
-
-@pytest.mark.parametrize("module", [ascent, complete, form, search, settings])
-def test_docstring_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def _check(prop: Property, found: Findings) -> str:

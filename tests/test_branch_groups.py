@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import linf_box
-from gls_lirpa.engine import ascent
 from gls_lirpa.solver import group_ascent
 from gls_lirpa.solver import groups as groups_module
 from gls_lirpa.solver.ascent import optimise
@@ -28,12 +25,6 @@ from gls_lirpa.solver.subsets import subsets
 from gls_lirpa.solver.tighten import tightened
 from tests.branch_problems import random_domains, root_envelopes, small_form
 from tests.exact_nets import KINDS
-
-
-@pytest.mark.parametrize("module", [ascent, group_ascent])
-def test_docstring_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def _positions(form: SplitForm, seed: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import time
 from dataclasses import replace
 
@@ -18,11 +17,6 @@ from tests.branch_problems import RENEWING, near_boundary, search_of
 from tests.exact_nets import margins as margins_of
 
 ROUNDS = 300
-
-
-def test_docstring_examples() -> None:
-    result = doctest.testmod(exchange)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def two_wells(x: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import math
 import time
 from dataclasses import replace
@@ -15,7 +14,6 @@ from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.solver import SolverSettings
-from gls_lirpa.solver import exact as exact_module
 from gls_lirpa.solver.builder import FormBuilder
 from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.form import SplitForm
@@ -23,12 +21,6 @@ from gls_lirpa.solver.tighten import tightened
 from tests.branch_problems import oracle
 from tests.exact_nets import KINDS, margins, problem, random_input, random_net
 from tests.oracle import exact_margins
-
-
-@pytest.mark.parametrize("module", [exact_module])
-def test_docstring_examples(module: object) -> None:
-    result = doctest.testmod(module)  # type: ignore[arg-type]
-    assert result.attempted > 0 and result.failed == 0
 
 
 def _form(kind: str, seed: int, *, width: int = 6, eps: float = 0.3) -> tuple[nn.Module, torch.Tensor, SplitForm]:
