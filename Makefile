@@ -63,5 +63,9 @@ dist: .venv/.dev
 	$(BIN)/python -c "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"
 	rm -rf build
 
+# The documentation as pages, without network, in site/
+docs: .venv/.dev
+	$(BIN)/mkdocs build --strict --quiet
+
 clean:
 	rm -rf .venv build *.egg-info runs
