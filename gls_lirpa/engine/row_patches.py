@@ -77,8 +77,14 @@ class Window:
         spans, offset, phase = self._spans(), self.patch.offset, self.patch.phase
         if phase == (1, 1) and offset == (0, 0) and spans == value.shape[1:3]:
             return value
+        batch, height, width, channels = value.shape
+        cells = spans[0] // phase[0], spans[1] // phase[1]
+        if offset[1] % phase[1] == 0 and width % phase[1] == 0:
+            # The phases along a line lie side by side already: they count as channels.
+            value = value.reshape(batch, height, width // phase[1], -1)
+            spans, offset, phase = (spans[0], cells[1]), (offset[0], offset[1] // phase[1]), (phase[0], 1)
         found: Tensor = _LaidOut.apply(value, spans, offset, phase)  # type: ignore[no-untyped-call]
-        return found
+        return found.view(batch, *cells, -1)
 
     def nonzero(self, laid_out: Tensor) -> tuple[Tensor, Tensor]:
         """Where what the rows see is not 0: indices of rows and of values."""
@@ -210,12 +216,57 @@ def phases(weight: Tensor, layer: Layer, *, full: bool) -> Tensor:
     return kernel.reshape(stride[0] * stride[1] * channels, out, *taps)
 
 
-def is_matrix(patch: Patch, layer: Layer, rows: int) -> bool:
+def is_matrix(patch: Patch, layer: Layer, below: Layer, rows: int) -> bool:
     """Whether patches at the output of a convolution go back by a product with its matrix."""
     height, width = patch.grid[0] * patch.phase[0], patch.grid[1] * patch.phase[1]
+    if rows < height * width * layer.shape[2]:
+        return False
+    if patch.full:
+        if patch.phase != (1, 1):
+            return False
+        geometry, _ = below_patch(patch, layer, below)
+        values = patch.values.shape[2:].numel() * geometry.values.shape[2:].numel()
+        return 2 * values <= MATRIX_WASTE * _multiplications(patch, layer, below)
     taps = _taps(layer, full=False)
-    few = height * width <= MATRIX_WASTE * taps[0] * taps[1]
-    return few and not patch.full and rows >= height * width * layer.shape[2]
+    return height * width <= MATRIX_WASTE * taps[0] * taps[1]
+
+
+LANES = 8
+"""Channels that a convolution computes at once, and pays for where it has fewer."""
+
+
+def _multiplications(patch: Patch, layer: Layer, below: Layer) -> int:
+    """What a transposed convolution of one row takes, channels rounded up to whole lanes."""
+    geometry, _ = below_patch(patch, layer, below)
+    taps = _taps(layer, full=patch.full)
+    channels = [-(-count // LANES) * LANES for count in (patch.values.shape[4], geometry.values.shape[4])]
+    return geometry.grid[0] * geometry.grid[1] * taps[0] * taps[1] * channels[0] * channels[1]
+
+
+def by_cells(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> tuple[Patch, Tensor, Layer]:
+    """A full patch in a form without phases, and the convolution from whose output it is, in that form.
+
+    Cells of a grid may count as pixels with all their phases as channels: pixel c f + φ of the output meets pixels
+    (c f + φ + offset) s + a − padding of the input, so this is a convolution of stride f s with the kernels of its
+    channels shifted by φ s. It multiplies with more zeros and moves nothing, which pays for few channels.
+    """
+    apart = Patch(patch.values.new_empty(1, 1, *layer.shape, device="meta"), (0, 0), (0, 0))
+    (fy, fx), stride, kernel = patch.phase, layer.stride, layer.kernel
+    cells = replace(
+        layer,
+        stride=(fy * stride[0], fx * stride[1]),
+        kernel=((fy - 1) * stride[0] + kernel[0], (fx - 1) * stride[1] + kernel[1]),
+        padding=(layer.padding[0] - patch.offset[0] * stride[0], layer.padding[1] - patch.offset[1] * stride[1]),
+    )
+    whole = Patch(patch.values, (0, 0), (0, 0))
+    if patch.phase == (1, 1) or _multiplications(whole, cells, below) > _multiplications(apart, layer, below):
+        return plain(patch, layer), weight, layer
+    shifted = [
+        F.pad(weight, (x * stride[1], (fx - 1 - x) * stride[1], y * stride[0], (fy - 1 - y) * stride[0]))
+        for y in range(fy)
+        for x in range(fx)
+    ]
+    return whole, torch.cat(shifted), cells
 
 
 def matrix(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> Tensor:

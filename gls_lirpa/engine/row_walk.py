@@ -16,6 +16,7 @@ from gls_lirpa.engine.row_patches import (
     Rows,
     Window,
     below_patch,
+    by_cells,
     is_matrix,
     matrix,
     phases,
@@ -122,15 +123,19 @@ class _Walk:
             weight = self._over.prepared((layer.name, "matrix"), lambda: weight.view_as(weight))
             result = (values @ weight).view(*values.shape[:2], *below.shape)
             self._pass(below.name, Patch(result, (0, 0), (0, 0)))
-        elif is_matrix(patch, layer, values.shape[0] * values.shape[1]):
+        elif is_matrix(patch, layer, below, values.shape[0] * values.shape[1]):
             form = (layer.name, "matrix", patch.grid, patch.phase)
             product = values @ self._over.prepared(form, lambda: matrix(patch, weight, layer, below))
             geometry, _ = below_patch(patch, layer, below)
             self._pass(below.name, replace(geometry, values=product.view(geometry.values.shape)), beyond=True)
         else:
-            key = (layer.name, "phases", patch.full)
+            key = (layer.name, "phases", patch.full, patch.phase)
+            if patch.full:
+                patch, weight, layer = by_cells(patch, weight, layer, below)
+            else:
+                patch = plain(patch, layer)
             kernel = self._over.prepared(key, lambda: phases(weight, layer, full=patch.full))
-            self._pass(below.name, transposed(plain(patch, layer), kernel, layer, below), beyond=True)
+            self._pass(below.name, transposed(patch, kernel, layer, below), beyond=True)
 
     def _pass(self, name: str, patch: Patch, *, beyond: bool = False) -> None:
         """Hand coefficients on. Behind a transposed convolution some may lie ``beyond`` the map, where the padding
