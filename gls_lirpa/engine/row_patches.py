@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,11 +30,37 @@ run at three to six times the rate of convolutions with few channels."""
 @dataclass(frozen=True)
 class Rows:
     """Which rows. Values have two leading axes: (samples, rows of each) for a specification, (neurons, 2) for lower
-    and upper bounds of neurons, of which ``sample`` and ``place`` (row, column) say where they are."""
+    and upper bounds of neurons, of which ``sample`` and ``place`` (row, column) say where they are.
+
+    Of a population of ``members`` networks, samples are counted through: ``batch`` of each, one after the other.
+    """
 
     sample: Tensor | None = None
     place: tuple[Tensor, Tensor] | None = None
     places: Pair = (1, 1)
+    members: int = 1
+    batch: int = 1
+    device: torch.device | None = None
+
+    @cached_property
+    def sections(self) -> list[tuple[int, slice]]:
+        """By member: which rows are its own. Rows of neurons come in the order of their samples."""
+        if self.members == 1:
+            return [(0, slice(None))]
+        if self.sample is None:
+            return [(m, slice(m * self.batch, (m + 1) * self.batch)) for m in range(self.members)]
+        ends = torch.arange(1, self.members + 1, device=self.sample.device) * self.batch
+        bounds = [0, *torch.searchsorted(self.sample, ends).tolist()]
+        return [(m, slice(a, b)) for m, (a, b) in enumerate(pairwise(bounds)) if b > a]
+
+    def over(self, axis: str) -> Rows:
+        """The rows as they see maps that only a ``sample`` has, whoever the member, or only a ``member``."""
+        if self.members == 1:
+            return self
+        index = self.sample
+        if index is None:
+            index = torch.arange(self.members * self.batch, device=self.device)
+        return replace(self, sample=index % self.batch if axis == "sample" else index // self.batch, members=1)
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,7 @@ class Window:
         spans, offset, phase = self._spans(), self.patch.offset, self.patch.phase
         if phase == (1, 1) and offset == (0, 0) and spans == value.shape[1:3]:
             return value
-        batch, height, width, channels = value.shape
+        batch, height, width, _ = value.shape
         cells = spans[0] // phase[0], spans[1] // phase[1]
         if offset[1] % phase[1] == 0 and width % phase[1] == 0:
             # The phases along a line lie side by side already: they count as channels.
@@ -166,7 +193,8 @@ def _phase_slices(size: Pair, spans: Pair, offset: Pair, phase: Pair) -> tuple[l
         end = max(begin, min(spans[axis] // step, -((first - size[axis]) // step)))
         return slice(first + begin * step, first + end * step, step), slice(begin, end)
 
-    every, found = slice(None), []
+    every = slice(None)
+    found: list[tuple[Slices, Slices]] = []
     for y in range(phase[0]):
         for x in range(phase[1]):
             (rows, high), (columns, wide) = along(0, y), along(1, x)
@@ -205,15 +233,15 @@ def _taps(layer: Layer, *, full: bool) -> Pair:
 
 
 def phases(weight: Tensor, layer: Layer, *, full: bool) -> Tensor:
-    """The kernel (out, in, height, width) of a convolution as that of its transpose by phases:
-    (stride² · in, out, taps, taps)."""
-    (out, channels, height, width), stride = weight.shape, layer.stride
+    """The kernels (members, out, in, height, width) of a convolution as those of its transpose by phases:
+    (members, stride² · in, out, taps, taps)."""
+    (members, out, channels, height, width), stride = weight.shape, layer.stride
     shift, taps = _shift(layer, full=full), _taps(layer, full=full)
     after = [taps[a] * stride[a] - shift[a] - (height, width)[a] for a in (0, 1)]
     kernel = F.pad(weight, (shift[1], after[1], shift[0], after[0]))
-    kernel = kernel.reshape(out, channels, taps[0], stride[0], taps[1], stride[1])
-    kernel = kernel.permute(3, 5, 1, 0, 2, 4).flip(4, 5)
-    return kernel.reshape(stride[0] * stride[1] * channels, out, *taps)
+    kernel = kernel.reshape(members, out, channels, taps[0], stride[0], taps[1], stride[1])
+    kernel = kernel.permute(0, 4, 6, 2, 1, 3, 5).flip(5, 6)
+    return kernel.reshape(members, stride[0] * stride[1] * channels, out, *taps)
 
 
 def is_matrix(patch: Patch, layer: Layer, below: Layer, rows: int) -> bool:
@@ -266,15 +294,17 @@ def by_cells(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> tuple[
         for y in range(fy)
         for x in range(fx)
     ]
-    return whole, torch.cat(shifted), cells
+    return whole, torch.cat(shifted, dim=1), cells
 
 
 def matrix(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> Tensor:
-    """What a convolution does to patches laid out as ``patch``: (values at its output, values at its input)."""
+    """What a convolution does to patches laid out as ``patch``: (members, values at its output, at its input)."""
     grid, count = patch.grid, patch.values[0, 0].numel()
     units = torch.eye(count, dtype=weight.dtype, device=weight.device).view(count, 1, *grid, -1)
-    kernel = phases(weight, layer, full=patch.full)
-    return transposed(plain(replace(patch, values=units), layer), kernel, layer, below).values.reshape(count, -1)
+    kernel = phases(weight, layer, full=patch.full).flatten(0, 1)
+    patch = plain(replace(patch, values=units), layer)
+    values = _convolved(patch.values, kernel, below_patch(patch, layer, below)[1])
+    return values.view(*values.shape[:3], len(weight), -1).permute(3, 0, 1, 2, 4).reshape(len(weight), count, -1)
 
 
 def below_patch(patch: Patch, layer: Layer, below: Layer) -> tuple[Patch, Pair]:
@@ -299,9 +329,16 @@ def below_patch(patch: Patch, layer: Layer, below: Layer) -> tuple[Patch, Pair]:
     return Patch(empty, step, (offset[0], offset[1]), layer.stride), (taps[0] - 1 - trim[0], taps[1] - 1 - trim[1])
 
 
-def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer) -> Patch:
-    """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernel."""
+def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer, rows: Rows) -> Patch:
+    """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernels."""
     geometry, pads = below_patch(patch, layer, below)
-    flat = patch.values.flatten(0, 1).permute(0, 3, 1, 2)
-    values = F.conv2d(flat, kernel, None, 1, pads).permute(0, 2, 3, 1)
+    if len(kernel) == 1:
+        values = _convolved(patch.values, kernel[0], pads)
+    else:
+        values = torch.cat([_convolved(patch.values[part], kernel[member], pads) for member, part in rows.sections])
     return replace(geometry, values=values.reshape(geometry.values.shape))
+
+
+def _convolved(values: Tensor, kernel: Tensor, pads: Pair) -> Tensor:
+    """(rows · ·, height, width, channels): both leading axes are one afterwards."""
+    return F.conv2d(values.flatten(0, 1).permute(0, 3, 1, 2), kernel, None, 1, pads).permute(0, 2, 3, 1)
