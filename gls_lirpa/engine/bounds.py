@@ -15,7 +15,7 @@ from gls_lirpa.engine import alpha, hbox, populations, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
 from gls_lirpa.engine.graph import Node, evaluate
 from gls_lirpa.engine.intersection import intersected
-from gls_lirpa.engine.memory import budget, retained_bytes
+from gls_lirpa.engine.memory import budget, keep_freed_pages, retained_bytes
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.proof import proof_points
 from gls_lirpa.engine.relaxation import Relaxation
@@ -63,6 +63,7 @@ class BoundEngine:
         if chunk_mib is not None and chunk_mib < 0:
             raise ConfigError(f"expected chunk_mib >= 0 (0: one sample at a time), got {chunk_mib}")
         check_layers(model)
+        keep_freed_pages()
         self.model = model
         self.normalize, self.core = split_normalization(model)
         self._layers = tuple(model.modules())
