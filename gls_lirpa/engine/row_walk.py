@@ -27,6 +27,7 @@ from gls_lirpa.engine.row_patches import (
 from gls_lirpa.engine.row_relaxation import Slopes, concretized, relaxed
 from gls_lirpa.errors import UnsupportedLayerError
 
+
 def made(key: Hashable, make: Callable[[], Tensor]) -> Tensor:
     """Nothing is kept."""
     del key

@@ -17,12 +17,15 @@ from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.row_alpha import one_step, optimised
 from gls_lirpa.engine.row_members import chosen, count, mapped
 from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, to_inner, to_outer
-from gls_lirpa.engine.row_neurons import PART_VALUES, NeuronRows, Prepared, recomputed
+from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, recomputed
 from gls_lirpa.engine.row_patches import Patch, Rows
 from gls_lirpa.engine.row_relaxation import Slopes, crown_slopes, is_sparse
 from gls_lirpa.engine.row_walk import Relaxed, lower_bounds, made
 
 Interval = tuple[Tensor, Tensor]
+
+FINAL_VALUES = 2**22
+"""Coefficients that the specification's rows of several members may have at one layer: 16 MiB in float32."""
 
 
 @dataclass
@@ -160,7 +163,7 @@ def final_rows(state: State, spec: Tensor) -> Tensor:
     values = _inner_spec(spec, final).view(*spec.shape[:2], *final.shape)
     largest = max(layer.size for layer in state.network.layers.values())
     found = []
-    for part in state.parts(max(1, PART_VALUES // (spec.shape[0] * spec.shape[1] * largest))):
+    for part in state.parts(max(1, FINAL_VALUES // (spec.shape[0] * spec.shape[1] * largest))):
         patch = Patch(values.repeat(part.members, 1, 1, 1, 1), (0, 0), (0, 0))
         rows = Rows(members=part.members, batch=part.batch, device=spec.device)
         found.append(lower_bounds(part.relaxed(), final.name, patch, rows))
