@@ -133,7 +133,7 @@ class CertifiedLoss:
         radius = self.eps if eps is None else check_eps(eps)
         worst = self._worst_weight(radius)
         own = type(self).__call__ is CertifiedLoss.__call__
-        if not own or self.loss.term is not robust or worst == 0.0 or in_train_mode(self.model):
+        if not own or self.loss.term is not robust or worst == 0.0:
             return None
         engine = self.engine(x)
         check_labels(y, engine.classes)
