@@ -1,17 +1,17 @@
-# The index of habits: make setup | demo | test
+# The index of habits: make setup | demo | fast | test | coverage | bench | hooks
 PYTHON ?= python3
 BIN := .venv/bin
 # Ray keeps the authentication token of a process's first session: one process for each of these.
 RAY_TESTS := tests/test_actors.py tests/test_bench_ray.py tests/test_exchange_cli.py tests/test_training_gls.py
 
-.PHONY: setup dev demo test clean
+.PHONY: setup dev demo fast test coverage bench hooks zoo dist docs clean
 
 setup: .venv/.setup
 dev: .venv/.dev
 
 .venv/.setup: setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[all]'
 	$(BIN)/python -m pip install -q --no-deps auto_LiRPA==0.3
 	touch $@
 
@@ -24,11 +24,41 @@ demo: .venv/.setup
 	$(BIN)/glscert train --out runs/demo
 	$(BIN)/glscert certify runs/demo
 
+# Under a minute, for everyday work: what most mistakes are caught by.
+fast: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(FAST_TESTS)
+
 test: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(RAY_TESTS:%=--ignore=%)
 	for file in $(RAY_TESTS); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest $$file || exit 1; done
+
+# Lines that tests in this process reach, the least covered files first; code in Ray's actors is not seen.
+coverage: .venv/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report= $(RAY_TESTS:%=--ignore=%)
+	$(BIN)/python -m coverage report --sort=cover --skip-covered
+
+bench: .venv/.setup
+	@$(BIN)/glscert bench --list
+	@echo; echo "Scripts:"
+	@for file in benchmarks/*.py; do echo "  $(BIN)/python $$file"; sed -n '1s/^"""/      /p' $$file; done
+
+hooks: .venv/.dev
+	$(BIN)/python -m pip install -q -c constraints.txt pre-commit
+	$(BIN)/pre-commit install
+
+# Train, certify and add the networks of gls_lirpa/zoo; see benchmarks/make_zoo.py
+zoo: .venv/.setup
+	$(BIN)/python benchmarks/make_zoo.py $(ZOO)
+
+# Wheel and source distribution in dist/
+dist: .venv/.dev
+	rm -rf dist build
+	$(BIN)/python -c "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"
+	rm -rf build
 
 clean:
 	rm -rf .venv build *.egg-info runs

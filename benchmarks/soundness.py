@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from gls_lirpa.doctor.operator_cases import ALL, CASES, Layer, Shape
-from gls_lirpa.doctor.selftest import Outcome, check_network
+from gls_lirpa.doctor.selftest import Comparison, check_network
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import EngineError
 from gls_lirpa.relaxations import RELAXATIONS
@@ -63,7 +63,7 @@ def main() -> int:
                 except EngineError as error:
                     failures += 1
                     print(f"FAILED {name}, {relaxation}, seed {seed}: {error}")
-                    found = Outcome()
+                    found = Comparison()
                 refused += bool(found.refusal)
                 points[relaxation] += found.points
                 violations[relaxation] += found.violations

@@ -9,18 +9,19 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from .options import Radius
+from .options import Assignment, MethodCommand, Radius, plugin_option
 
 
-@click.command(short_help="Certify a network sample by sample, or decide properties of it.")
+@click.command(cls=MethodCommand, short_help="Certify a network sample by sample, or decide properties of it.")
 @click.argument("network", metavar="[RUN|ONNX|WEIGHTS]", type=click.Path(path_type=Path), required=False)
 @click.option("--eps", type=Radius(), help="Radius in pixel space (default: the run's).")
-@click.option("--dataset", help="For a network file: digits, mnist, cifar10, tinyimagenet or folder.")
+@click.option("--dataset", help="For a network file: {datasets}.")
 @click.option("--samples", type=int, help="Certify the first samples of the split (default: all).")
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
-@click.option("--stages", help="In order, by commas (default: ibp,pgd,crown-ibp,crown,alpha-crown,input-split,bab).")
+@click.option("--stages", help="In order, by commas: {stages} (default: {default_stages}).")
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample or property.")
-@click.option("--max-nodes", type=int, help="Subproblems per sample in branch and bound (default: no limit).")
+@click.option("--max-nodes", type=int, help="Domains per sample in branch and bound (default: no limit).")
+@click.option("--bab", type=Assignment(), multiple=True, help="A setting of branch and bound, e.g. --bab candidates=8.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the samples, on Ray.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the attack and of branch and bound.")
 @click.option("--cross-check", is_flag=True, help="Attack what was verified and bound what was attacked.")
@@ -36,6 +37,7 @@ from .options import Radius
 )
 @click.option("--result", type=click.Path(path_type=Path), help="With --vnnlib: file for VNN-COMP's result lines.")
 @click.option("--csv", type=click.Path(path_type=Path), help="Decide the rows of a VNN-COMP instances.csv.")
+@plugin_option
 @click.pass_context
 def certify(
     ctx: click.Context,
@@ -50,6 +52,7 @@ def certify(
 
     \b
     glscert certify RUN                                        a run, on its own dataset
+    glscert certify zoo:mnist-cnn3-crown-rgs                   a network of `glscert zoo`
     glscert certify net.onnx --dataset mnist --eps 0.1         an ONNX file (pixels in [0, 1])
     glscert certify net.pt --net cnn3 --dataset mnist --eps 0.1    a PyTorch state_dict
     glscert certify net.onnx --vnnlib prop.vnnlib              unsat, sat, unknown or timeout

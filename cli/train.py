@@ -7,25 +7,26 @@ from typing import Any
 
 import click
 
-from .options import Assignment, Numbers, Radius
+from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 
 
-@click.command(short_help="Train a network with certified training.")
-@click.option("--dataset", help="digits (default), mnist, cifar10, tinyimagenet or folder.")
+@click.command(cls=MethodCommand, method_options=True, short_help="Train a network with certified training.")
+@click.option("--dataset", help="{datasets} (default: digits).")
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
-@click.option("--net", help="cnn3-tiny, cnn3, cnn5, cnn5-l, cnn7, cnn7-bn, or path/to/file.py:factory.")
-@click.option("--loss", help="robust (default), robust-fused, sabr, taps, staps, mtl, cc, exp, pgd or natural.")
-@click.option("--relaxation", help="ibp, hbox, crown-ibp, crown (= deeppoly), alpha-crown or alpha-crown-step.")
-@click.option("--estimator", help="grad, rgs, pgpe or sam.")
-@click.option(
-    "--preset", help="paper, tuned (default, if there is one), or a recipe by name, e.g. mnist-0.1 or paper-mnist-0.1."
-)
-@click.option("--config", type=click.Path(path_type=Path), help="JSON file with any of the run's fields.")
+@click.option("--net", help="{nets}, or path/to/file.py:factory.")
+@click.option("--loss", help="{losses} (default: robust).")
+@click.option("--relaxation", help="{relaxations}.")
+@click.option("--estimator", help="{estimators}.")
+@click.option("--preset", help="paper, literature, tuned (default, if there is one), or a recipe by name: {presets}.")
+@click.option("--config", type=click.Path(path_type=Path), help="JSON or TOML file with any of the run's fields.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")
-@click.option("--init-from", help="Warm start from a run folder or a weight file.")
-@click.option("--init", help="ibp or kaiming-uniform.")
+@click.option("--dry-run", is_flag=True, help="Print configuration, network, time and memory, and do nothing.")
+@click.option("--log", multiple=True, help="Also tell tensorboard, wandb or mlflow.")
+@click.option("--init-from", help="Warm start from a run folder, a weight file or zoo:NAME.")
+@click.option("--teacher", help="Run folder or weight file of the network that --loss distill learns from.")
+@click.option("--init", help="{inits}.")
 @click.option("--epochs", type=int)
 @click.option("--batch-size", type=int)
 @click.option("--lr", type=float)
@@ -33,21 +34,22 @@ from .options import Assignment, Numbers, Radius
 @click.option("--milestones", type=Numbers(), help="Epochs after which the learning rate decays, e.g. 50,60.")
 @click.option("--eps-warmup-epochs", type=float, help="Epochs at eps 0.")
 @click.option("--eps-anneal-epochs", type=float, help="Epochs over which eps grows.")
-@click.option("--eps-shape", help="smooth, linear or none.")
+@click.option("--eps-shape", help="{shapes}.")
+@click.option("--eps-factor", type=float, help="Train for this times eps, e.g. 2 (certification is for eps).")
+@click.option("--padding", help="Of augmented images: edge or zero.")
 @click.option("--natural-weight", type=float, help="Share of the natural loss in the mix, 0 to 1.")
 @click.option("--l1", type=float, help="Weight of the L1 norm of the weights.")
 @click.option("--warmup", type=float, help="Weight of the tightness and balance penalty while eps grows.")
 @click.option("--grad-clip", type=float)
 @click.option("--average-from", type=float, help="Average the weights of the epochs from this one on.")
-@click.option("--sigma", type=float, help="Standard deviation of the smoothing (rgs, pgpe).")
-@click.option("--samples", type=int, help="Perturbed networks per step (rgs).")
-@click.option("--split", is_flag=True, default=None, help="Each part of the batch sees its own perturbation (rgs).")
-@click.option("--relative", is_flag=True, default=None, help="Sigma in units of each layer's weights (rgs).")
 @click.option("--sigma-per-lr", type=float, help="Sigma is this times the learning rate, always (rgs).")
-@click.option("--population", type=int, help="Perturbed networks per step (pgpe).")
-@click.option("--rho", type=float, help="Radius of the ascent step (sam).")
-@click.option("--set", "assignments", type=Assignment(), multiple=True, help="A loss option, e.g. --set steps=10.")
-@click.option("--actors", type=int, help="Ray actors that share the population (rgs, pgpe).")
+@click.option(
+    *("--set", "assignments"),
+    type=Assignment(),
+    multiple=True,
+    help="An option of the loss or the relaxation, e.g. --set steps=10; see below.",
+)
+@click.option("--actors", type=int, help="Ray actors that share the perturbed networks.")
 @click.option("--ray-address", help="An existing Ray cluster.")
 @click.option("--gpus-per-actor", type=float)
 @click.option("--val-fraction", type=float, help="Share of the training set held out.")
@@ -55,12 +57,14 @@ from .options import Assignment, Numbers, Radius
 @click.option("--eval-samples", type=int, help="Held-out samples evaluated after each epoch.")
 @click.option("--seed", type=int)
 @click.option("--device", help="cpu, cuda, cuda:1, …")
-@click.pass_context
-def train(ctx: click.Context, config: Path | None, out: Path | None, resume: bool, **options: Any) -> None:
+@plugin_option
+def train(
+    config: Path | None, out: Path | None, resume: bool, dry_run: bool, log: tuple[str, ...], **options: Any
+) -> None:
     """Train a network with loss × relaxation × estimator.
 
     Without options: digits, cnn3, CROWN bounds smoothed by RGS, in about a minute.
     """
     from gls_lirpa.training.job import train_job
 
-    train_job(config_file=config, out=out, resume=resume, options=options)
+    train_job(config_file=config, out=out, resume=resume, options=options, dry_run=dry_run, log=log)

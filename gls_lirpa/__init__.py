@@ -8,8 +8,10 @@
 >>> criterion(torch.rand(2, 1, 2, 2), torch.tensor([0, 2])).backward()
 """
 
+from gls_lirpa import zoo
+from gls_lirpa.api import TrainedRun, load_run, train
 from gls_lirpa.base.boxes import Bounds, Box, linf_box
-from gls_lirpa.certification import certify
+from gls_lirpa.certification import Certification, Radii, Record, certified_radius, certify
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import GLSError
 from gls_lirpa.estimators import GRAD, PGPE, RGS, SAM, reset_batchnorm
@@ -27,13 +29,21 @@ __all__ = [
     "BoundEngine",
     "Bounds",
     "Box",
+    "Certification",
     "CertifiedLoss",
     "GLSError",
+    "Radii",
+    "Record",
     "Relaxation",
+    "TrainedRun",
     "__version__",
     "build_model",
+    "certified_radius",
     "certify",
     "get_relaxation",
     "linf_box",
+    "load_run",
     "reset_batchnorm",
+    "train",
+    "zoo",
 ]

@@ -77,6 +77,36 @@ def input_gradient(forward: Forward, points: Tensor, labels: Tensor, objective: 
     return value.detach(), gradient
 
 
+def ascend(
+    forward: Forward,
+    points: Tensor,
+    labels: Tensor,
+    box: Box,
+    *,
+    sizes: Sequence[float],
+    objective: Objective,
+    watch: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Projected gradient ascent: one signed step per size, in units of each pixel's box radius.
+
+    ``labels`` is whatever the objective needs of each sample, one row each. ``watch(points, values)`` sees where the
+    ascent is before every step and says which of these samples go on; the others leave the batch.
+
+    >>> box = Box(torch.zeros(1, 2), torch.ones(1, 2))
+    >>> ascend(lambda x: x, box.center, torch.zeros(1), box, sizes=[1.0], objective=lambda x, _: x.sum(1)).tolist()
+    [[1.0, 1.0]]
+    """
+    for size in sizes:
+        value, gradient = input_gradient(forward, points, labels, objective)
+        if watch is not None:
+            going = watch(points, value)
+            points, gradient, labels, box = points[going], gradient[going], labels[going], box[going]
+            if not len(points):
+                break
+        points = project(points + size * (box.upper - box.lower) / 2 * gradient.sign(), box)
+    return points
+
+
 def check_attack(*, steps: int, restarts: int, step: float) -> None:
     """Raise if an attack cannot be run with these settings."""
     if steps < 1 or restarts < 1:
@@ -114,14 +144,10 @@ def pgd_points(
     """
     step = 2.5 / max(steps, 1) if step is None else step
     check_attack(steps=steps, restarts=restarts, step=step)
-    size = step * (box.upper - box.lower) / 2
     best, best_value = x, torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
     for restart in range(restarts):
         start = random_points(box, generator=generator) if random_start or restart else project(x.detach(), box)
-        points = start
-        for _ in range(steps):
-            _, gradient = input_gradient(forward, points, labels, objective)
-            points = project(points + size * gradient.sign(), box)
+        points = ascend(forward, start, labels, box, sizes=[step] * steps, objective=objective)
         if restarts == 1:
             return points
         with torch.no_grad():

@@ -23,7 +23,7 @@ __all__ = ["DATASETS", "Augmentation", "Dataset", "Parts", "Source", "Split", "b
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images N×C×H×W (uint8, or float in [0, 1]) and their int64 labels, in main memory.
+    """Images N×C×H×W or features N×F (uint8, or float in [0, 1]) and their int64 labels, in main memory.
 
     >>> split = Split(torch.full((3, 1, 2, 2), 255, dtype=torch.uint8), torch.tensor([0, 1, 1]))
     >>> x, y = split.batch([2, 0])
@@ -36,8 +36,9 @@ class Split:
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
-        if images.dim() != 4 or not (images.dtype == torch.uint8 or images.dtype.is_floating_point):
-            raise DataError(f"expected images NxCxHxW of uint8 or float, got {tuple(images.shape)} {images.dtype}")
+        if images.dim() not in (2, 4) or not (images.dtype == torch.uint8 or images.dtype.is_floating_point):
+            got = f"{tuple(images.shape)} {images.dtype}"
+            raise DataError(f"expected images NxCxHxW or features NxF of uint8 or float, got {got}")
         if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
             raise DataError(
                 f"expected {len(images)} int64 labels, one per image, got {tuple(labels.shape)} {labels.dtype}"
@@ -91,9 +92,8 @@ class Dataset:
         return len(self.class_names)
 
     @property
-    def in_shape(self) -> tuple[int, int, int]:
-        _, channels, height, width = self.train.images.shape
-        return channels, height, width
+    def in_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.images.shape[1:])
 
     def split(self, name: str) -> Split:
         """A split by its name; an empty one is an error here, because somebody asked for it."""

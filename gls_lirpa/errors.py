@@ -11,6 +11,10 @@ class ConfigError(GLSError):
     """A name, option or configuration value that cannot be used."""
 
 
+class UnknownNameError(ConfigError):
+    """A name that no table of methods, networks or datasets has."""
+
+
 class DataError(GLSError):
     """Missing, empty or malformed data."""
 

@@ -1,42 +1,29 @@
-"""Convex relaxations by name: small records over the engine's primitives."""
+"""Convex relaxations by name: small records over the engine's primitives.
+
+A new one is a function of the engine's primitives and one ``RELAXATIONS.register`` line; configurations, the command
+line, certification stages, the doctor and the tests' tables take it from there.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
 from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.options import Option, Options
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine import rows
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.relaxation import MembersFunction, Relaxation
+from gls_lirpa.engine.relaxation import ByRows, Relaxation
 from gls_lirpa.errors import ConfigError
 
 __all__ = ["RELAXATIONS", "Relaxation", "get_relaxation"]
 
 
-@dataclass(frozen=True)
-class _Relaxed:
-    method: str
-    rows: MembersFunction
-
-    def __call__(self, engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
-        return engine.relaxed(box, spec, self.method, statistics)
-
-
-@dataclass(frozen=True)
-class _Alpha:
-    iterations: int | None
-
-    @property
-    def rows(self) -> MembersFunction:
-        return partial(rows.alpha_crown, iterations=self.iterations)
-
-    def __call__(self, engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
-        return engine.alpha(box, spec, statistics, iterations=self.iterations)
+def _relaxed(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:
+    return engine.relaxed(box, spec, method, statistics)
 
 
 def _lirpa(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:
@@ -47,23 +34,57 @@ def _hbox(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -
     return engine.hbox(box, spec, statistics)
 
 
+def _alpha(
+    engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None
+) -> Bounds:
+    return engine.alpha(box, spec, statistics, iterations=iterations)
+
+
+_RELAXED, _ALPHA = ByRows(_relaxed, rows.relaxed), ByRows(_alpha, rows.alpha_crown)
+
 RELAXATIONS: Registry[Relaxation] = Registry("relaxation")
-RELAXATIONS.register("ibp", Relaxation("ibp", _Relaxed("IBP", rows.ibp), light=True), aliases=("box", "interval"))
-RELAXATIONS.register("hbox", Relaxation("hbox", _hbox), aliases=("hybrid-box",))
-RELAXATIONS.register("crown-ibp", Relaxation("crown-ibp", _Relaxed("CROWN-IBP", partial(rows.crown, tighten=False))))
-RELAXATIONS.register(
-    "crown", Relaxation("crown", _Relaxed("CROWN", partial(rows.crown, tighten=True))), aliases=("deeppoly",)
+
+
+def _register(relaxation: Relaxation, *aliases: str) -> None:
+    RELAXATIONS.register(relaxation.name, relaxation, aliases=aliases)
+
+
+# The engine cuts a batch into chunks that fit its memory budget. A stage's batch is as small as still fills a chunk
+# on a cnn3, so that verdicts appear early.
+_register(
+    Relaxation("ibp", partial(_RELAXED, method="IBP"), light=True, batch=256, help="interval arithmetic"),
+    *("box", "interval"),
 )
-RELAXATIONS.register("crown-plain", Relaxation("crown-plain", partial(_lirpa, method="CROWN")))
-RELAXATIONS.register(
-    "alpha-crown",
-    Relaxation("alpha-crown", _Alpha(20), differentiable=False),
-    aliases=("α-crown", "crown-optimized"),
+_register(Relaxation("hbox", _hbox, help="hybrid zonotopes"), "hybrid-box")
+_register(
+    Relaxation("crown-ibp", partial(_RELAXED, method="CROWN-IBP"), batch=64, help="CROWN over interval bounds"),
 )
-RELAXATIONS.register(
-    "alpha-crown-step",
-    Relaxation("alpha-crown-step", _Alpha(None), differentiable=False),
-    aliases=("α-crown-step",),
+_register(
+    Relaxation("crown", partial(_RELAXED, method="CROWN"), help="CROWN, intersected with intervals at every layer"),
+    "deeppoly",
+)
+_register(Relaxation("crown-plain", partial(_lirpa, method="CROWN"), help="CROWN as auto_LiRPA computes it"))
+_register(
+    Relaxation(
+        "alpha-crown",
+        partial(_ALPHA, iterations=20),
+        differentiable=False,
+        help="CROWN with optimised slopes",
+        options=Options(Option("iterations", int, "optimisation steps of the slopes", default=20, least=1)),
+        # auto_LiRPA's optimisation does not work on every network in float64.
+        fallback="crown",
+    ),
+    *("α-crown", "crown-optimized"),
+)
+_register(
+    Relaxation(
+        "alpha-crown-step",
+        partial(_ALPHA, iterations=None),
+        differentiable=False,
+        help="CROWN with slopes after one sign step",
+        fallback="crown",
+    ),
+    "α-crown-step",
 )
 
 
@@ -76,8 +97,7 @@ def get_relaxation(name: str | Relaxation, *, iterations: int | None = None) -> 
     relaxation = RELAXATIONS.get(name) if isinstance(name, str) else name
     if iterations is None:
         return relaxation
-    if relaxation.name != "alpha-crown" or iterations < 1:
-        raise ConfigError(
-            f"iterations must be >= 1 and apply to alpha-crown alone, got {iterations} for {relaxation.name}"
-        )
-    return replace(relaxation, bound=_Alpha(iterations))
+    if "iterations" not in relaxation.options or iterations < 1:
+        users = ", ".join(name for name in RELAXATIONS if "iterations" in RELAXATIONS.get(name).options)
+        raise ConfigError(f"iterations must be >= 1 and apply to {users} alone, got {iterations} for {relaxation.name}")
+    return relaxation.configured({"iterations": iterations})

@@ -1,20 +1,13 @@
-"""Random small networks, and the exact minimum of a margin by trying every ReLU pattern.
-
-The enumeration shares nothing with the library: it reads each linear piece off the plain torch module.
-"""
+"""Random small networks whose margins are near zero."""
 
 from __future__ import annotations
 
-import copy
-import itertools
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from scipy.optimize import linprog
 from torch import Tensor, nn
 
-from gls_lirpa.base.boxes import Box, linf_box, margin_spec
+from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.stage import OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.models import Normalize, fold_batchnorm
@@ -121,60 +114,3 @@ def problem(
 def margins(model: nn.Module, x: Tensor, label: Tensor) -> Tensor:
     logits = model(x)
     return (margin_spec(label, logits.shape[1], logits.dtype)[0] @ logits.t()).t()
-
-
-class _Fixed(nn.Module):
-    """A ReLU with given signs; remembers what came in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pattern = torch.zeros(0)
-        self.seen = torch.zeros(0)
-
-    def forward(self, z: Tensor) -> Tensor:
-        self.seen = z.flatten(1)
-        return z * self.pattern.reshape(1, *z.shape[1:])
-
-
-def enumerate_minima(model: nn.Module, box: Box, label: Tensor) -> np.ndarray:
-    """The exact minimum of every margin over the box: an LP per ReLU pattern."""
-    exact = copy.deepcopy(model).double()
-    relus = []
-    for parent in list(exact.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.ReLU):
-                fixed = _Fixed()
-                setattr(parent, name, fixed)
-                relus.append(fixed)
-    sizes = _relu_sizes(model, box.lower)
-    shape = box.lower.shape[1:]
-    inputs = box.lower[0].numel()
-    probes = torch.cat([torch.zeros(1, inputs), torch.eye(inputs)]).double().reshape(-1, *shape)
-    limits = list(zip(box.lower.flatten().tolist(), box.upper.flatten().tolist(), strict=True))
-    best = np.full(int(model(box.lower).shape[1]) - 1, np.inf)
-    for bits in itertools.product((0.0, 1.0), repeat=sum(sizes)):
-        for fixed, pattern in zip(relus, torch.tensor(bits).double().split(sizes), strict=True):
-            fixed.pattern = pattern
-        values = margins(exact, probes, label).numpy()
-        z = torch.cat([fixed.seen for fixed in relus], 1).numpy()
-        sign = 1.0 - 2.0 * np.array(bits)  # z ≥ 0 is −z ≤ 0
-        slopes, offsets = (z[1:] - z[0]).T * sign[:, None], -z[0] * sign
-        for row in range(values.shape[1]):
-            answer = linprog(values[1:, row] - values[0, row], A_ub=slopes, b_ub=offsets, bounds=limits)
-            if answer.status == 2:
-                break  # the pattern does not occur
-            best[row] = min(best[row], answer.fun + values[0, row])
-    return best
-
-
-def _relu_sizes(model: nn.Module, x: Tensor) -> list[int]:
-    sizes: list[int] = []
-    hooks = [
-        module.register_forward_hook(lambda _m, _i, out: sizes.append(out[0].numel()))
-        for module in model.modules()
-        if isinstance(module, nn.ReLU)
-    ]
-    model(x)
-    for hook in hooks:
-        hook.remove()
-    return sizes

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gls_lirpa.base import ray_session
+from gls_lirpa.base import ray_pool, ray_session
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import ConfigError, GLSError
 from gls_lirpa.estimators import PGPE, RGS, actors, reset_batchnorm
@@ -237,15 +237,15 @@ def test_a_killed_actor_is_replaced(
     victims = pool.processes()
     os.kill(victims[0], signal.SIGKILL)
     with monkeypatch.context() as patch:
-        patch.setattr(actors, "RETRIES", 0)
-        with pytest.raises(GLSError, match=r"actors died 1 times .*checkpoint can be resumed") as caught:
+        patch.setattr(ray_pool, "RETRIES", 0)
+        with pytest.raises(GLSError, match=r"workers died 1 times .*checkpoint can be resumed") as caught:
             pgpe(*batch())
     assert "\n" not in str(caught.value)
     pgpe.load_state_dict(state)
     with caplog.at_level(logging.WARNING):
         assert pgpe(*batch()).item() == expected
     assert len(pool.processes()) == 2 and not set(pool.processes()) & set(victims)
-    assert [r.message for r in caplog.records] == ["an actor died; replacing the actors and repeating what is missing"]
+    assert [r.message for r in caplog.records] == ["a worker died; it is replaced and what is missing is done again"]
     assert capfd.readouterr().out == ""
 
 
@@ -265,7 +265,7 @@ def test_wrong_factories(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.start()
     net, loss = smooth()
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot be sent to actors"):
+    with pytest.raises(ConfigError, match="cannot be sent to other processes"):
         RGS(loss, net, sigma=0.1, actors=1, factory=lambda: (lock, loss))(*batch())  # type: ignore[arg-type, return-value]
     pool = kept.pgpe._pool
     assert isinstance(pool, actors.ActorPool) and pool._problem is not None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -24,15 +22,8 @@ from gls_lirpa.analysis import (
     draw_scores,
     draw_tightness,
     draw_toys,
-    dynamics,
     jump_toy,
-    landscape,
-    pictures,
-    plain,
-    scores,
     smoothness_scores,
-    tightness,
-    toys,
     training_dynamics,
     valley_toy,
 )
@@ -40,14 +31,6 @@ from gls_lirpa.analysis.toys import PiecewiseLinear
 from gls_lirpa.errors import CheckpointError, ConfigError, DataError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.runs import RunFolder
-
-
-@pytest.mark.parametrize("module", [plain, scores, landscape, tightness, toys, dynamics, pictures])
-def test_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0
-    assert result.failed == 0
-
 
 # -- scores ----------------------------------------------------------------------------------------
 

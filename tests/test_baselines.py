@@ -15,9 +15,8 @@ from gls_lirpa.attacks import pgd_points
 from gls_lirpa.base.boxes import Box, margin_spec
 from gls_lirpa.engine.batchnorm import captured_statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.errors import ConfigError, GLSError
+from gls_lirpa.errors import GLSError
 from gls_lirpa.losses import LOSSES
-from gls_lirpa.losses.literature import LITERATURE, literature_options
 from gls_lirpa.losses.sabr import shrinking, small_box
 from gls_lirpa.relaxations import RELAXATIONS
 from tests.baseline_reference import (
@@ -204,12 +203,12 @@ class Blocks(Opaque):
         (mlp(4, 3), {"loss": "taps", "relus": 0}, "no ReLU to cut behind"),
         (Opaque().double(), {"loss": "taps"}, "cannot be split into blocks"),
         (Blocks().double(), {"loss": "taps", "relus": 0}, "graph has 1 ReLUs, its layers show 0"),
-        (mlp(4, 5, 5, 3), {"loss": "taps", "relus": 0.5}, "whole number for relus"),
+        (mlp(4, 5, 5, 3), {"loss": "taps", "relus": 0.5}, "relus >= 0, a whole number"),
         (mlp(4, 5, 5, 3), {"loss": "taps", "threshold": 0.0}, "threshold"),
         (mlp(4, 5, 5, 3), {"loss": "taps", "scale": -1.0}, "scale >= 0"),
         (mlp(4, 5, 5, 3), {"loss": "taps", "latent_steps": 0}, "latent_steps >= 1"),
         (mlp(4, 5, 5, 3), {"loss": "taps", "lam": 0.5}, "no option 'lam'"),
-        (mlp(4, 5, 5, 3), {"loss": "staps", "multi": 2}, "multi >= 0 and <= 1"),
+        (mlp(4, 5, 5, 3), {"loss": "staps", "multi": 2}, "multi true or false"),
         (mlp(4, 5, 5, 3), {"loss": "sabr", "lam": 1.5}, "lam >= 0 and <= 1, got 1.5"),
         (mlp(4, 5, 5, 3), {"loss": "sabr", "lam": float("nan")}, "lam >= 0"),
         (mlp(4, 5, 5, 3), {"loss": "sabr", "steps": 0}, "steps >= 1"),
@@ -229,7 +228,6 @@ def test_what_cannot_be_done_is_said_in_one_line(model: nn.Module, options: dict
 
 def test_literature() -> None:
     keys = [("mnist", 0.1), ("mnist", 0.3), ("cifar10", 2 / 255), ("cifar10", 8 / 255), ("tinyimagenet", 1 / 255)]
-    assert [(s.dataset, s.eps) for s in LITERATURE] == keys
     table = {
         ("sabr", "lam"): [0.4, 0.9, 0.1, 0.9, 0.4],
         ("mtl-ibp", "alpha"): [0.02, 0.5, 0.01, 0.6, 0.05],
@@ -239,19 +237,19 @@ def test_literature() -> None:
         ("cc", "radius"): [1, 1, 2.1, 1, 1],
         ("sabr", "shrinkage"): [1, 1, 0.8, 1, 1],
         ("staps", "shrinkage"): [1, 1, 0.8, 1, 1],
+        ("taps", "shrinkage"): [1, 1, 0.8, 1, 1],
         ("taps", "scale"): [4, 4, 4, 2, 8],
         ("staps", "scale"): [4, 4, 2, 2, 4],
         ("staps", "lam"): [0.4, 0.6, 0.1, 0.9, 0.6],
     }
     for (loss, option), values in table.items():
-        assert [literature_options(loss, *key)[option] for key in keys] == values
-    assert [literature_options("exp", *key).get("alpha") for key in keys] == [0.02, None, 0.095, 0.5, 0.04]
+        assert [LOSSES.get(loss).published_options(*key)[option] for key in keys] == values
+    alphas = [LOSSES.get("exp").published_options(*key).get("alpha") for key in keys]
+    assert alphas == [0.02, None, 0.095, 0.5, 0.04]
     for loss in LOSSES:
         for key in keys:
-            LOSSES.get(loss).configured(literature_options(loss, *key))
-            assert "multi" not in literature_options(loss, *key), "one attack per class, TinyImageNet's 200 too"
-    assert LOSSES.get("taps").options["multi"] == LOSSES.get("staps").options["multi"] == 1
-    assert "shrinkage" not in literature_options("sabr", "cifar10", 2 / 255, relaxation="crown")
-    assert literature_options("sabr", "mnist", 0.2) == {}
-    with pytest.raises(ConfigError, match="unknown loss"):
-        literature_options("saber", "mnist", 0.1)
+            LOSSES.get(loss).configured(LOSSES.get(loss).published_options(*key))
+            assert "multi" not in LOSSES.get(loss).published_options(*key), "one attack per class, of 200 too"
+    assert all(LOSSES.get(loss).options["multi"].default is True for loss in ("taps", "staps"))
+    assert "shrinkage" not in LOSSES.get("sabr").published_options("cifar10", 2 / 255, relaxation="crown")
+    assert LOSSES.get("sabr").published_options("mnist", 0.2) == {}

@@ -11,7 +11,6 @@ train mode, the network not copied, limits ignored or forgotten.
 from __future__ import annotations
 
 import copy
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,16 +18,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
 from torch import Tensor, nn
 
-from gls_lirpa.base.boxes import Bounds, linf_box
+from gls_lirpa.base.boxes import Bounds, crossed, linf_box
 from gls_lirpa.certification import STAGES, Cascade, Record, Settings, StageOptions, Summary, certify
-from gls_lirpa.certification.incomplete import BoundStage, crossed, open_classes
+from gls_lirpa.certification.incomplete import BoundStage, open_classes
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError, ContradictionError, DataError, GLSError
 from gls_lirpa.relaxations import Relaxation
+from tests.oracle import exact_margins
 
 INPUTS, HIDDEN, CLASSES = 3, 4, 3
 BOUNDING = ("ibp", "hbox", "crown-ibp", "crown", "alpha-crown")
@@ -66,20 +65,8 @@ def images(number: int, *, seed: int = 0) -> Tensor:
 
 
 def exact_minimum(model: nn.Sequential, x: Tensor, label: int, eps: float) -> float:
-    """min over the box and over j ≠ y of f_y − f_j, in float64: one LP for every ReLU pattern."""
-    w1, b1, w2, b2 = (p.detach().double().numpy() for p in (*model[1].parameters(), *model[3].parameters()))
-    box = linf_box(x, eps)
-    ends = list(zip(box.lower.double().flatten().tolist(), box.upper.double().flatten().tolist(), strict=True))
-    best = np.inf
-    for pattern in itertools.product((0.0, 1.0), repeat=len(b1)):
-        active = np.array(pattern)
-        signs = 1 - 2 * active  # z ≥ 0 where active: −z ≤ 0
-        for other in set(range(len(b2))) - {label}:
-            row = (w2[label] - w2[other]) * active
-            lp = linprog(row @ w1, A_ub=signs[:, None] * w1, b_ub=-signs * b1, bounds=ends, method="highs")
-            if lp.status == 0:
-                best = min(best, lp.fun + row @ b1 + b2[label] - b2[other])
-    return float(best)
+    """min over the box and over j ≠ y of f_y − f_j."""
+    return float(exact_margins(model, linf_box(x, eps), torch.tensor([label])).min())
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ BAD = {
     "unknown option": (("train", "--epsilon", "0.1"), "No such option"),
     "missing network file": (("train", "--net", "nowhere.py:make"), "does not exist"),
     "device": (("train", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
-    "sigma of grad": (("train", "--estimator", "grad", "--sigma", "0.1"), "--sigma is an option of rgs, pgpe"),
+    "sigma of grad": (("train", "--estimator", "grad", "--sigma", "0.1"), "--sigma is an option of pgpe, rgs"),
 }
 
 

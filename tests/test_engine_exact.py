@@ -7,7 +7,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box, margin_spec
@@ -15,46 +14,9 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.relaxations import RELAXATIONS, get_relaxation
 from tests import networks
 from tests.bounding import assert_below, relaxation
+from tests.oracle import exact_minima
 
 METHODS = RELAXATIONS.names()
-
-
-def dense(module: nn.Module, inputs: int, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Any affine module as a matrix and an offset, by applying it to unit vectors."""
-    with torch.no_grad():
-        offset = module(torch.zeros(1, *shape)).flatten().double().numpy()
-        images = module(torch.eye(inputs).reshape(inputs, *shape)).flatten(1).double().numpy()
-    return (images - offset).T, offset
-
-
-def exact_minima(model: nn.Sequential, box: Box, spec: Tensor) -> np.ndarray:
-    """The minimum of each row over the box of one sample: an LP for every pattern of the ReLUs."""
-    pieces: list[list[nn.Module]] = [[]]
-    for layer in model:
-        pieces.append([]) if isinstance(layer, nn.ReLU) else pieces[-1].append(layer)
-    maps, value = [], box.lower
-    for piece in pieces:
-        block = nn.Sequential(*piece)
-        maps.append(dense(block, value[0].numel(), tuple(value.shape[1:])))
-        value = block(value)
-    ranges = list(zip(box.lower.flatten().tolist(), box.upper.flatten().tolist(), strict=True))
-    neurons = [len(offset) for _, offset in maps[:-1]]
-    best = np.full(len(spec), np.inf)
-    for pattern in itertools.product((0.0, 1.0), repeat=sum(neurons)):
-        matrix, offset = maps[0]
-        rows, limits, start = [], [], 0
-        for (weight, bias), count in zip(maps[1:], neurons, strict=True):
-            active = np.array(pattern[start : start + count])
-            start += count
-            sign = np.where(active > 0, -1.0, 1.0)  # active: −z ≤ 0, else z ≤ 0
-            rows.append(sign[:, None] * matrix)
-            limits.append(-sign * offset)
-            matrix, offset = weight @ (active[:, None] * matrix), weight @ (active * offset) + bias
-        for row, c in enumerate(spec.double().numpy()):
-            solution = linprog(c @ matrix, np.concatenate(rows), np.concatenate(limits), bounds=ranges)
-            if solution.status == 0:
-                best[row] = min(best[row], solution.fun + c @ offset)
-    return best
 
 
 def tiny(name: str) -> nn.Sequential:

@@ -17,7 +17,7 @@ from torch import nn
 
 from gls_lirpa.certification import Settings, StageOptions
 from gls_lirpa.certification.cascade import Cascade
-from gls_lirpa.certification.workers import WorkerPool
+from gls_lirpa.certification.workers import CascadePool
 from gls_lirpa.exchange.counterexample import Counterexample
 from gls_lirpa.exchange.export import write_onnx
 from gls_lirpa.exchange.onnx_model import read_onnx
@@ -170,6 +170,8 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "stage": (("net.onnx", "--vnnlib", "sat.vnnlib", "--stages", "crwn"), "did you mean 'crown'"),
     "timeout": (("net.onnx", "--vnnlib", "sat.vnnlib", "--timeout", "0"), "expected a timeout > 0"),
     "nodes": (("net.onnx", "--vnnlib", "sat.vnnlib", "--max-nodes", "0"), "max_nodes"),
+    "setting": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "candidate=3"), "did you mean 'candidates'"),
+    "setting's value": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "candidates=0"), "candidates >= 1, got 0"),
     "property of a run": (("sat.vnnlib", "--vnnlib", "sat.vnnlib"), "needs a network in an .onnx file"),
     "weights without a network": (("sat.vnnlib", "--dataset", "digits", "--eps", "0.1"), "add --net"),
 }
@@ -224,7 +226,7 @@ def test_workers_agree_and_survive_a_kill(trained: Path, tmp_path: Path) -> None
     x, labels = run.dataset.test.batch(indices)
     alone = {indices[record.index]: record for record in Cascade(run.model, x, settings).run(x, labels)}
     found = {}
-    for record in WorkerPool(run.model, settings, workers=2, folder=tmp_path).run(run.dataset.test, indices):
+    for record in CascadePool(run.model, settings, workers=2, folder=tmp_path).run(run.dataset.test, indices):
         assert record.index not in found
         if not found:
             os.kill(_a_worker(), signal.SIGKILL)

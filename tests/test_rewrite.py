@@ -194,7 +194,7 @@ def test_a_trace_that_lost_something_is_unproven() -> None:
     x = torch.rand(7, 1, 5, 5)
     points = proof_points(x[:1], lambda z: z)
     for attribute, value in (("eps", 0.5), ("padding", [1, 1])):
-        wrapped = modules.Wrapped(model, x, conv_mode="patches")
+        wrapped = modules.BoundedNetwork(model, x, conv_mode="patches")
         assert Proof(model, points).check(wrapped, (7, 1, 3))
         for node in wrapped.bounded._modules.values():
             if hasattr(node, attribute) and "Bound" in type(node).__name__:

@@ -1,18 +1,11 @@
 from __future__ import annotations
 
-import doctest
 import math
 
 import pytest
 
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.training import schedules
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
-
-
-def test_docstring_examples() -> None:
-    result = doctest.testmod(schedules)
-    assert result.attempted > 0 and result.failed == 0
 
 
 @pytest.mark.parametrize("shape", ["smooth", "linear"])

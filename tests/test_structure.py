@@ -1,21 +1,15 @@
 from __future__ import annotations
 
 import copy
-import doctest
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.models import MODELS, build_model, fold_batchnorm, split_blocks, structure
+from gls_lirpa.models import MODELS, build_model, fold_batchnorm, split_blocks
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-
-
-def test_docstring_examples() -> None:
-    result = doctest.testmod(structure)
-    assert result.attempted > 0 and result.failed == 0
 
 
 @pytest.mark.parametrize("name", MODELS.names())

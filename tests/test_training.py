@@ -19,6 +19,7 @@ from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
 from gls_lirpa.training import PRESETS, Interrupted, RunFolder, TrainConfig, get_preset, load_run, preset_of, train
 from gls_lirpa.training.job import make_config
 from gls_lirpa.training.loop import Trainer
+from gls_lirpa.training.runs import dataset_of
 
 SMALL: dict[str, Any] = {
     "net": "cnn3-tiny",
@@ -169,7 +170,7 @@ def test_averaged_weights_are_the_mean_of_the_epochs_and_survive_a_resume(tmp_pa
 def test_a_loss_brings_its_relaxation_and_published_options() -> None:
     sabr = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "estimator": "grad"})
     assert (sabr.relaxation, sabr.loss_options["lam"]) == ("ibp", 0.4)
-    mine = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "assignments": (("lam", 0.7),)})
+    mine = make_config({"dataset": "mnist", "eps": 0.1, "loss": "sabr", "assignments": (("lam", "0.7"),)})
     assert mine.loss_options["lam"] == 0.7
     assert make_config({"loss": "robust-fused"}).relaxation == "crown-ibp"
     assert make_config({"loss": "mtl-ibp", "relaxation": "crown"}).relaxation == "crown"
@@ -302,6 +303,37 @@ def test_recipes_by_kind() -> None:
         make_config({"preset": "papr", "dataset": "mnist"})
 
 
+def test_literature_recipes_bring_each_losss_own_training() -> None:
+    def config(loss: str, dataset: str, eps: float, **options: object) -> TrainConfig:
+        given = {"preset": "literature", "estimator": "grad", "net": "cnn7-bn", "loss": loss, "dataset": dataset}
+        return make_config({**given, "eps": eps, **options})
+
+    ibp, mtl = config("robust", "mnist", 0.1), config("mtl", "mnist", 0.1)
+    assert (ibp.l1, mtl.l1) == (2e-6, 1e-5)
+    assert (ibp.natural_weight, mtl.natural_weight) == (0.3, 0.3)
+    assert (ibp.average_from, mtl.average_from) == (None, 65)
+    assert (ibp.eps, ibp.trained_eps, ibp.eps_schedule().at(70.0)) == (0.1, 0.2, 0.2)
+    assert mtl.loss_options["steps"] == 10 and config("mtl", "cifar10", 2 / 255).loss_options["steps"] == 1
+    assert config("taps", "mnist", 0.1).loss_options["relus"] == 3
+    assert config("taps", "mnist", 0.3).loss_options["relus"] == 2
+    assert config("taps", "cifar10", 2 / 255).loss_options["shrinkage"] == 0.8
+    assert config("robust", "tinyimagenet", 1 / 255).l1 == 1e-5
+    large = config("exp", "cifar10", 8 / 255)
+    assert (large.epochs, large.milestones, large.average_from, large.lr) == (240, (200.0, 220.0), 225, 5e-4)
+    assert (large.padding, make_config({"preset": "paper", "dataset": "cifar10"}).padding) == ("edge", "zero")
+    assert config("robust", "mnist", 0.1, l1=0.5).l1 == 0.5, "what the user names wins"
+    tuned = make_config({"dataset": "mnist", "eps": 0.1, "estimator": "grad", "loss": "mtl"})
+    assert (tuned.average_from, tuned.natural_weight, tuned.eps_factor) == (None, 0.0, 1.0)
+
+
+def test_training_radius_is_a_multiple_of_the_certified_one() -> None:
+    config = TrainConfig(**{**SMALL, "eps": 0.05, "eps_factor": 2.0})
+    trainer = Trainer(config, dataset_of(config))
+    assert (trainer.criterion.eps, config.eps) == (0.1, 0.05)
+    with pytest.raises(ConfigError, match=r"eps \* eps_factor <= 1"):
+        TrainConfig(eps=0.6, eps_factor=2.0)
+
+
 def test_sigma_tied_to_the_learning_rate() -> None:
     options = {"preset": "mnist-0.1", "estimator": "rgs", "sigma_per_lr": 4.0, "lr": 1e-3}
     config = make_config(options)
@@ -310,7 +342,7 @@ def test_sigma_tied_to_the_learning_rate() -> None:
     for epoch in (0.0, 49.9, 50.0, 55.0, 65.0):
         assert sigma.at(epoch) == pytest.approx(4 * lr.at(epoch), rel=1e-12)
     assert lr.at(65.0) == pytest.approx(1e-3 * 0.2**2)
-    with pytest.raises(ConfigError, match="estimator 'rgs'"):
+    with pytest.raises(ConfigError, match="whose sigma decays, not with 'grad'"):
         make_config({**options, "estimator": "grad"})
 
 
@@ -353,10 +385,10 @@ def test_bad_configuration_files(tmp_path: Path, content: str, message: str) -> 
         ({"eps": -0.1}, "eps must be"),
         ({"eps": math.nan}, "eps must be"),
         ({"eps": 1.5}, "eps must be"),
-        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of rgs, pgpe"),
+        ({"estimator": "grad", "sigma": 1e-3}, "--sigma is an option of pgpe, rgs"),
         ({"relaxation": "alpha-crown", "estimator": "grad"}, "use --estimator pgpe"),
         ({"epochs": 0}, "expected epochs >= 1, got 0"),
-        ({"loss": "pgd", "assignments": (("step", 3.0),)}, "no option 'step'"),
+        ({"loss": "pgd", "assignments": (("step", "3"),)}, "no option 'step'"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -13,29 +13,14 @@ from gls_lirpa.analysis.dynamics import Dynamics
 from gls_lirpa.analysis.landscape import Landscape
 from gls_lirpa.analysis.tightness import Tightness
 from gls_lirpa.analysis.toys import Toy
-from gls_lirpa.base.figures import new_figure, save_figure
-
-LOOKS = (
-    ("#000000", "-", "o"),
-    ("#0072B2", "--", "s"),
-    ("#D55E00", "-.", "^"),
-    ("#009E73", ":", "D"),
-    ("#CC79A7", (0, (6, 1, 1, 1, 1, 1)), "v"),
-    ("#7F7F7F", (0, (8, 3)), "x"),
-)
-"""Colour (told apart by colour-blind readers too), line and marker of the first, second, … curve."""
-
-PLACES = {"ibp": 0, "hbox": 1, "crown-ibp": 2, "crown": 3, "alpha-crown": 4, "alpha-crown-step": 5}
-"""A relaxation looks the same in every picture, whichever others are drawn with it."""
+from gls_lirpa.base.figures import curve_look, legend_above, new_figure, save_figure
+from gls_lirpa.relaxations import RELAXATIONS
 
 BAND = 1.96
 """Standard errors on either side of a mean that hold 95 % of it."""
 
 WIDE = 30.0
 """Losses whose largest is more than this times the smallest are drawn on a logarithmic axis."""
-
-MARKERS = 10
-"""Markers per curve: enough to recognise it."""
 
 
 def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None:
@@ -57,7 +42,7 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
         for index, name in enumerate(relaxations):
             curve = landscape.curve(name, sigma)
             values, errors = np.array(curve.values), BAND * np.array(curve.errors)
-            look = _look(PLACES.get(name, index), len(values))
+            look = curve_look(_place(name, index), len(values))
             panel.plot(landscape.positions, values, label=name, **look)
             if np.any(errors > 0):
                 bounds = (values - errors, values + errors)
@@ -69,7 +54,7 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
     length = landscape.lr * landscape.gradient_norm
     figure.supxlabel(f"gradient steps t  (t = 1: lr {landscape.lr:.3g}, length {length:.2g})", fontsize=9)
     figure.supylabel("loss / loss at t = 0", fontsize=9)
-    _legend_above(figure, panels.flat[0], title)
+    legend_above(figure, panels.flat[0], title)
     save_figure(figure, file)
 
 
@@ -98,14 +83,14 @@ def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
             heights = [getattr(landscape.curve(name, sigma).scores, score) for sigma in sigmas]
             # A convex curve's deviation is 0, which a logarithmic axis cannot show.
             positive = [height if height > 0 else math.nan for height in heights]
-            panel.plot(places, positive, label=name, **_look(PLACES.get(name, index), len(sigmas)))
+            panel.plot(places, positive, label=name, **curve_look(_place(name, index), len(sigmas)))
         _whole_decades(panel)
         panel.set_title(label, fontsize=9)
         panel.set_xticks(list(places), ["0" if s == 0 else f"{s:.3g}" for s in sigmas], rotation=45, fontsize=8)
         panel.set_xlabel("σ", fontsize=9)
         panel.tick_params(axis="y", labelsize=8)
         panel.grid(alpha=0.3)
-    _legend_above(figure, panels[0], title)
+    legend_above(figure, panels[0], title)
     save_figure(figure, file)
 
 
@@ -126,13 +111,14 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
         axes.plot(radii, shares, label="PGD (upper limit)", color="0.6", linestyle="-", linewidth=2.5)
     for index, (name, shares) in enumerate(tightness.certified.items()):
         area = f" (area {tightness.areas[name]:.3f})" if name in tightness.areas else ""
-        axes.plot(radii, [100 * share for share in shares], label=name + area, **_look(PLACES.get(name, index), number))
+        look = curve_look(_place(name, index), number)
+        axes.plot(radii, [100 * share for share in shares], label=name + area, **look)
     axes.axhline(100 * tightness.natural, color="0.3", linewidth=0.8, label="natural")
     axes.set_xlabel("radius ε")
     axes.set_ylabel(f"certified accuracy [%], {tightness.samples} samples")
     axes.set_ylim(-3, 103)
     axes.grid(alpha=0.3)
-    _legend_above(figure, axes, title, columns=3)
+    legend_above(figure, axes, title, columns=3)
     save_figure(figure, file)
 
 
@@ -151,7 +137,7 @@ def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
         curves = {0.0: toy.original, **toy.smoothed}
         for index, (sigma, values) in enumerate(curves.items()):
             label = "original" if sigma == 0 else f"σ = {sigma:.3g}"
-            look = {**_look(index, len(values)), "marker": ""}
+            look = {**curve_look(index, len(values)), "marker": ""}
             points = _broken_at_jumps(toy.weights, values) if sigma == 0 else (toy.weights, values)
             panel.plot(*points, label=label, **look)
         panel.set_title(toy.name, fontsize=10)
@@ -181,7 +167,7 @@ def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
     figure = new_figure(height=5.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     for index, run in enumerate(dynamics.runs):
-        look = _look(index, len(run.epochs))
+        look = curve_look(index, len(run.epochs))
         upper.plot(run.epochs, run.loss, label=run.label, **look)
         lower.plot(run.epochs, run.certified, **look)
     losses = [loss for run in dynamics.runs for loss in run.loss if loss > 0]
@@ -199,23 +185,8 @@ def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
         for epoch in annealed:
             label = "ε is full" if panel is upper and epoch == annealed[0] else None
             panel.axvline(epoch, color="0.5", linewidth=1, linestyle=(0, (2, 2)), label=label)
-    _legend_above(figure, upper, title)
+    legend_above(figure, upper, title)
     save_figure(figure, file)
-
-
-def _look(index: int, points: int) -> dict[str, Any]:
-    color, line, marker = LOOKS[index % len(LOOKS)]
-    # Shifted from curve to curve, so that markers of curves on top of each other stay visible.
-    every = max(1, points // MARKERS)
-    offset = index * every // len(LOOKS) if every > 1 else 0
-    return {
-        "color": color,
-        "linestyle": line,
-        "marker": marker,
-        "markersize": 4,
-        "markevery": (offset, every),
-        "linewidth": 1.4,
-    }
 
 
 def _broken_at_jumps(weights: Sequence[float], values: Sequence[float]) -> tuple[Any, Any]:
@@ -234,7 +205,6 @@ def _whole_decades(panel: Any) -> None:
         panel.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
 
 
-def _legend_above(figure: Any, panel: Any, title: str, *, columns: int = 4) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    ncols = min(len(labels), columns)
-    figure.legend(handles, labels, loc="outside upper center", ncols=ncols, fontsize=9, title=title, frameon=False)
+def _place(name: str, index: int) -> int:
+    """A relaxation looks the same in every picture, whichever others are drawn with it."""
+    return RELAXATIONS.names().index(name) if name in RELAXATIONS.names() else index

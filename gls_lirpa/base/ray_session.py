@@ -13,6 +13,7 @@ import tempfile
 from contextlib import ExitStack
 from typing import Any
 
+from gls_lirpa.base.extras import optional
 from gls_lirpa.errors import ConfigError, GLSError
 
 PROBE_SECONDS = 5.0
@@ -87,7 +88,7 @@ def _connect(address: str | None, actors: int, store_bytes: int) -> None:
         if address is None:
             for key, value in ENVIRONMENT.items():
                 _set(undo, os.environ, key, value)
-        ray = importlib.import_module("ray")
+        ray = optional("ray", extra="actors", feature="running on several processes")
         if not ray.is_initialized():  # otherwise it is the user's own connection: use it, and leave it open
             try:
                 _start(ray, undo, address, actors, store_bytes)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gls_lirpa.base.interruption import Interrupted
+from gls_lirpa.bench.letters import packed, read_letters
 from gls_lirpa.bench.outcomes import FILE, Outcome, read_outcome, without_result
 from gls_lirpa.bench.suite import PlannedRun
 from gls_lirpa.errors import ConfigError
@@ -19,7 +20,7 @@ from gls_lirpa.training.loop import Reporter, train
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
-_MOVABLE = ("data_root", "init_from", "device")
+_MOVABLE = ("data_root", "init_from", "teacher", "device")
 
 
 class SilentReporter:
@@ -80,11 +81,13 @@ def _performed(run: PlannedRun, out: Path, reporter: Reporter) -> Outcome:
         config = folder.config() if resume else run.config
         write_summary(train(config, path, reporter=reporter, resume=resume), path)
     begin = time.monotonic()
+    records = path / f"certify-{run.samples or 'all'}"
     summary = certify_job(
         path,
         samples=run.samples,
+        split=run.split,
         timeout=run.timeout,
-        out=path / f"certify-{run.samples or 'all'}",
+        out=records,
         data_root=run.config.data_root,
         device=run.config.device,
         quiet=True,
@@ -106,4 +109,5 @@ def _performed(run: PlannedRun, out: Path, reporter: Reporter) -> Outcome:
         epochs=len(rows),
         train_seconds=sum(row["seconds"] for row in rows),
         certify_seconds=time.monotonic() - begin,
+        verdicts=packed(read_letters(records)),
     )

@@ -17,7 +17,10 @@ FILE = "outcome.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracies in per cent on the certified test images, or the reason of a failure."""
+    """Accuracies in per cent on the certified test images, or the reason of a failure.
+
+    ``verdicts``: a letter per image, packed; see :mod:`gls_lirpa.bench.letters`.
+    """
 
     name: str
     group: str
@@ -35,6 +38,7 @@ class Outcome:
     train_seconds: float | None = None
     certify_seconds: float | None = None
     reason: str = ""
+    verdicts: str = ""
 
     @property
     def done(self) -> bool:
@@ -63,7 +67,8 @@ def read_outcome(run: PlannedRun, out: Path) -> Outcome | None:
 def outcomes_csv(outcomes: Iterable[Outcome]) -> str:
     """One row per run."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*Outcome.__dataclass_fields__], lineterminator="\n")
+    columns = [name for name in Outcome.__dataclass_fields__ if name != "verdicts"]
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for outcome in outcomes:
         writer.writerow({key: "" if value is None else value for key, value in asdict(outcome).items()})

@@ -73,7 +73,8 @@ def _radius(text: str) -> float:
 
 
 @functools.cache
-def _all_rows() -> tuple[PaperRow, ...]:
+def all_paper_rows() -> tuple[PaperRow, ...]:
+    """Every row of every table."""
     text = resources.files("gls_lirpa.bench").joinpath("paper.csv").read_text()
     rows = []
     for line in csv.DictReader(text.splitlines()):
@@ -99,7 +100,7 @@ def paper_rows(table: str) -> list[PaperRow]:
     >>> len(paper_rows("nondiff"))
     4
     """
-    return [row for row in _all_rows() if row.table == table]
+    return [row for row in all_paper_rows() if row.table == table]
 
 
 def slug(*parts: str) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.base import ray_session
 from gls_lirpa.base.interruption import Interrupted, stop_requests
+from gls_lirpa.base.parcels import unpacked
+from gls_lirpa.base.ray_pool import WorkerPool, last_line
 from gls_lirpa.bench.execute import SilentReporter, perform
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.progress import SuiteProgress
@@ -58,61 +59,58 @@ def _serial(due: Sequence[PlannedRun], out: Path, progress: SuiteProgress) -> It
 
 
 def _parallel(due: Sequence[PlannedRun], out: Path, workers: int, progress: SuiteProgress) -> Iterator[Outcome]:
-    ray = ray_session.acquire(None, actors=min(workers, len(due)), gpus=0.0, store_bytes=0)
-    try:
-        # An exception raised by the signal itself can be lost inside Ray.
-        with stop_requests(lambda: None) as asked:
-            for outcome in _as_they_end(ray, due, out, workers, progress):
-                if asked.is_set():
-                    raise KeyboardInterrupt
-                if outcome is not None:
-                    yield outcome
-    finally:
-        ray_session.release()
-
-
-def _as_they_end(
-    ray: Any, due: Sequence[PlannedRun], out: Path, workers: int, progress: SuiteProgress
-) -> Iterator[Outcome | None]:
-    """The outcomes of runs on Ray; None after every wait, and at the end."""
-    task = ray.remote(num_cpus=1, max_retries=0)(_remote)
     # The paradox suites list their cells from cheap to dear: the dear ones first leave no worker idle at the end.
     waiting, open_runs = list(reversed(due)), {run.name for run in due}
     lost: set[str] = set()
-    busy: dict[Any, PlannedRun] = {}
-    while waiting or busy:
-        for run in [run for run in waiting if run.needs not in open_runs]:
-            if run.needs in lost:
-                waiting.remove(run)
-                open_runs.discard(run.name)
-                lost.add(run.name)
-                yield _unstarted(run)
-            elif len(busy) < workers:
-                waiting.remove(run)
-                busy[task.remote(run, out)] = run
-        ready, _ = ray.wait(list(busy), num_returns=1, timeout=POLL_SECONDS)
-        progress.refresh()
-        yield None
-        for reference in ready:
-            run = busy.pop(reference)
-            outcome = _received(ray, reference, run, out)
+    unstarted: list[Outcome] = []
+
+    def take() -> PlannedRun | None:
+        for run in list(waiting):
+            if run.needs in open_runs:
+                continue
+            waiting.remove(run)
+            if run.needs not in lost:
+                return run
             open_runs.discard(run.name)
-            if not outcome.done:
-                lost.add(run.name)
-            yield outcome
-    yield None
+            lost.add(run.name)
+            unstarted.append(_unstarted(run))
+        return None
 
-
-def _remote(run: PlannedRun, out: Path) -> Outcome:
-    return perform(run, out, SilentReporter())
-
-
-def _received(ray: Any, reference: Any, run: PlannedRun, out: Path) -> Outcome:
-    try:
-        outcome: Outcome = ray.get(reference)
-    except ray.exceptions.RayError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        outcome = without_result(run, f"its process ended: {lines[-1] if lines else type(error).__name__}")
+    def ended(run: PlannedRun, error: BaseException) -> Outcome:
+        outcome = without_result(run, f"its process ended: {last_line(error)}")
         with contextlib.suppress(OSError):
             outcome.write(run.folder(out))
-    return outcome
+        return outcome
+
+    pool = WorkerPool(RunWorker, out, workers=min(workers, len(due)), what="the suite")
+    # An exception raised by the signal itself can be lost inside Ray.
+    with stop_requests(lambda: None) as asked:
+        for event in pool.stream(take, poll=POLL_SECONDS, lost=ended):
+            if asked.is_set():
+                raise KeyboardInterrupt
+            progress.refresh()
+            yield from _emptied(unstarted)
+            if event is not None:
+                run, outcome = event
+                open_runs.discard(run.name)
+                if not outcome.done:
+                    lost.add(run.name)
+                yield outcome
+        yield from _emptied(unstarted)
+
+
+def _emptied(outcomes: list[Outcome]) -> list[Outcome]:
+    found = outcomes[:]
+    outcomes.clear()
+    return found
+
+
+class RunWorker:
+    """Performs runs in an actor."""
+
+    def __init__(self, parcel: bytes) -> None:
+        self._out: Path = unpacked(parcel)
+
+    def work(self, run: PlannedRun) -> Iterator[Outcome]:
+        """The outcome of one run."""
+        yield perform(run, self._out, SilentReporter())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.bench.context import Context
+from gls_lirpa.bench.costs import cost_rows, cost_table, measured_costs
 from gls_lirpa.bench.sections import Entry, Section, Table
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.plain import METHODS, plain_loss, torch_convolutions
@@ -28,12 +29,6 @@ EPS = 0.1
 CLASSES = 10
 PLAIN_SIZES = (2, 16, 64)
 """Batch sizes that plain auto_LiRPA may choose from besides the whole batch."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "grad": {},
-    "sam": {"rho": 0.01},
-    "rgs": {"sigma": 1e-3, "samples": 2},
-    "pgpe": {"sigma": 1e-3},
-}
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -85,8 +80,8 @@ def measured(
     x, y = torch.rand(batch, *shape, generator=generator), torch.arange(batch) % CLASSES
     steps: dict[str, dict[str, float]] = {}
     plain: dict[str, float] = {}
-    relaxations = ("ibp", "hbox", "crown-ibp", "crown")
-    total = len(relaxations) * (len(OPTIONS) + 1) + 2
+    relaxations = [name for name in RELAXATIONS if RELAXATIONS.get(name).differentiable]
+    total = len(relaxations) * (len(ESTIMATORS.names()) + 1) + 2
     done = 0
     for relaxation in relaxations:
         model = build_model(net, in_shape=shape, classes=CLASSES, seed=0)
@@ -95,9 +90,10 @@ def measured(
         done += 1
         progress(done, total)
         steps[relaxation] = {}
-        for estimator, options in OPTIONS.items():
-            given = {**options, "population": population} if estimator == "pgpe" else options
-            criterion = ESTIMATORS.get(estimator)(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
+        for estimator in ESTIMATORS:
+            method = ESTIMATORS.get(estimator)
+            given = {**method.recipe, **({"population": population} if "population" in method.options else {})}
+            criterion = method.build(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
             steps[relaxation][estimator] = seconds(stepped(criterion, model, x, y), repeats)
             done += 1
             progress(done, total)
@@ -124,7 +120,11 @@ def measured(
 
 def speed_sections(context: Context) -> list[Section]:
     """Measure (always anew) and tabulate."""
-    result = context.watched("speed", lambda progress: measured(**context.suite.settings, progress=progress))
+    settings = dict(context.suite.settings)
+    rows = cost_rows()[: settings.pop("cost_rows", None)]
+    sizes = settings.pop("cost_sizes", (2, 16))
+    result = context.watched("speed", lambda progress: measured(**settings, progress=progress))
+    result["costs"] = context.watched("costs", lambda progress: measured_costs(rows, sizes=sizes, progress=progress))
     replace_file(context.out / "speed.json", (json.dumps(result, indent=2) + "\n").encode())
     return sections_of(result)
 
@@ -133,7 +133,7 @@ def sections_of(result: dict[str, Any]) -> list[Section]:
     """The tables of one measurement."""
     population = result["population"]
     evaluations = {"grad": 1, "sam": 2, "rgs": 2, "pgpe": population}
-    names = [*OPTIONS]
+    names = ESTIMATORS.names()
     step_rows, rate_rows = [], []
     for relaxation, times in result["steps"].items():
         plain = result["plain"].get(relaxation)
@@ -164,5 +164,6 @@ def sections_of(result: dict[str, Any]) -> list[Section]:
                 Table("steps", header, tuple(step_rows), note=note),
                 Table("evaluations", ("relaxation", *names), tuple(rate_rows), note="Loss evaluations per second."),
             ),
-        )
+        ),
+        Section("Training costs", tables=(cost_table(result["costs"]),)),
     ]

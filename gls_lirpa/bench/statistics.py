@@ -1,46 +1,31 @@
-"""Means with intervals over seeds, and what can honestly be said from them."""
+"""Means over seeds, paired differences of cells, and what can honestly be said from them."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
+import numpy as np
+import numpy.typing as npt
+
+from gls_lirpa.bench.bootstrap import Interval, Unit, paired_interval
+
+ENOUGH_SEEDS = 5
+"""With fewer, a verdict is marked as exploratory."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean and standard deviation over seeds; with one seed there is no spread and no interval."""
+    """Mean and standard deviation over seeds; with one seed there is no spread."""
 
     mean: float
     std: float | None
     count: int
 
-    @property
-    def half_width(self) -> float | None:
-        """Half of the 95 % confidence interval of the mean (Student's t)."""
-        if self.std is None:
-            return None
-        return float(student.ppf(0.975, self.count - 1)) * self.std / math.sqrt(self.count)
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 where the interval lies above or below 0, else 0."""
-        half = self.half_width
-        if half is None or abs(self.mean) <= half:
-            return 0
-        return 1 if self.mean > 0 else -1
-
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
-
-    @property
-    def interval(self) -> str:
-        half = self.half_width
-        mean = round(self.mean, 2) + 0.0  # no "-0.00"
-        return f"{mean:+.2f}" + ("" if half is None else f" [{self.mean - half:+.2f}, {self.mean + half:+.2f}]")
 
 
 def estimate(values: Iterable[float | None]) -> Estimate | None:
@@ -55,8 +40,31 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
     return Estimate(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None, len(found))
 
 
-Values = Mapping[tuple[str, str, int], float]
-"""Certified accuracy by relaxation, estimator and seed."""
+Bits = npt.NDArray[np.bool_]
+Cell = tuple[str, str]
+Cells = Mapping[Cell, Mapping[Unit, Bits]]
+"""By relaxation (or method) and estimator, and by seed: which images are certified."""
+
+
+def contrast(cells: Cells, terms: Sequence[tuple[Cell, int]]) -> Interval | None:
+    """Σ sign · certified accuracy, over the seeds that all cells have and the images that all of them have.
+
+    Networks are certified on the first images of a split, so the shorter list is a part of the longer.
+
+    >>> bits = {("crown", "grad"): {Unit("", 0): np.array([True, True])},
+    ...         ("ibp", "grad"): {Unit("", 0): np.array([True, False])}}
+    >>> contrast(bits, [(("crown", "grad"), 1), (("ibp", "grad"), -1)]).mean
+    50.0
+    """
+    if any(cell not in cells for cell, _ in terms):
+        return None
+    units = set.intersection(*(set(cells[cell]) for cell, _ in terms))
+    if not units:
+        return None
+    images = min(len(cells[cell][unit]) for cell, _ in terms for unit in units)
+    return paired_interval(
+        {unit: sum(sign * cells[cell][unit][:images].astype(np.int64) for cell, sign in terms) for unit in units}
+    )
 
 
 @dataclass(frozen=True)
@@ -64,41 +72,36 @@ class Verdict:
     """What smoothing with one estimator did to the order of the tight and the loose relaxation."""
 
     estimator: str
-    gap: Estimate | None
-    shift: Estimate | None
+    gap: Interval | None
+    shift: Interval | None
     verdict: str
 
 
-def paired(values: Values, first: tuple[str, str], second: tuple[str, str]) -> Estimate | None:
-    """first − second, seed by seed."""
-    seeds = {seed for row, column, seed in values if (row, column) == first}
-    both = sorted(seed for seed in seeds if (*second, seed) in values)
-    return estimate(values[(*first, seed)] - values[(*second, seed)] for seed in both)
-
-
-def paradox_verdicts(values: Values, *, tight: str, loose: str, estimators: Iterable[str]) -> list[Verdict]:
+def paradox_verdicts(cells: Cells, *, tight: str, loose: str, estimators: Iterable[str]) -> list[Verdict]:
     """For each estimator: the gap tight − loose, and its shift against plain gradients.
 
-    *effect*: the 95 % interval of the shift lies above 0, so smoothing helps the tight relaxation more
-    than the loose one. *no effect*: it lies below 0. *inconclusive*: it contains 0, or there is one seed.
+    Under grad: *paradox* if the gap lies below 0, *no paradox* if above. Under others: *effect* if shift and
+    gap lie above 0, so that smoothing helps the tight relaxation more than the loose one and the tight one
+    leads; *shift without lead* if the shift alone does; *negative shift* if it lies below 0. *undecided*: the
+    interval contains 0, or there is none. With fewer than five seeds a verdict is called exploratory.
     """
     verdicts = []
     for estimator in estimators:
-        gap = paired(values, (tight, estimator), (loose, estimator))
-        shift = None if estimator == "grad" else _shift(values, tight, loose, estimator)
+        gap_terms = [((tight, estimator), 1), ((loose, estimator), -1)]
+        gap = contrast(cells, gap_terms)
         if estimator == "grad":
-            name = "inconclusive" if gap is None else {1: "no paradox", -1: "paradox", 0: "inconclusive"}[gap.sign]
-        else:
-            name = "inconclusive" if shift is None else {1: "effect", -1: "no effect", 0: "inconclusive"}[shift.sign]
-        verdicts.append(Verdict(estimator, gap, shift, name))
+            word = _words(gap, {1: "no paradox", -1: "paradox"})
+            verdicts.append(Verdict(estimator, gap, None, word))
+            continue
+        shift = contrast(cells, [*gap_terms, ((tight, "grad"), -1), ((loose, "grad"), 1)])
+        leads = gap is not None and gap.sign == 1
+        word = _words(shift, {1: "effect" if leads else "shift without lead", -1: "negative shift"})
+        verdicts.append(Verdict(estimator, gap, shift, word))
     return verdicts
 
 
-def _shift(values: Values, tight: str, loose: str, estimator: str) -> Estimate | None:
-    shifts = []
-    for seed in sorted({seed for _, _, seed in values}):
-        keys = [(tight, estimator, seed), (loose, estimator, seed), (tight, "grad", seed), (loose, "grad", seed)]
-        if all(key in values for key in keys):
-            smoothed_tight, smoothed_loose, plain_tight, plain_loose = (values[key] for key in keys)
-            shifts.append((smoothed_tight - smoothed_loose) - (plain_tight - plain_loose))
-    return estimate(shifts)
+def _words(interval: Interval | None, by_sign: dict[int, str]) -> str:
+    if interval is None or interval.sign == 0:
+        return "undecided"
+    few = f" (exploratory: {interval.seeds} seeds)" if interval.seeds < ENOUGH_SEEDS else ""
+    return by_sign[interval.sign] + few

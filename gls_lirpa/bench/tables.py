@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gls_lirpa.bench.bootstrap import Unit
+from gls_lirpa.bench.letters import certified, unpacked
 from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.sections import Entry, Table, marks
-from gls_lirpa.bench.statistics import Estimate, Values, estimate, paradox_verdicts
+from gls_lirpa.bench.statistics import Bits, Cells, Estimate, estimate, paradox_verdicts
 from gls_lirpa.bench.suite import Cell, Suite
 
 NONE = "–"
+VERDICT_WORDS = (
+    "grad: paradox if its gap lies below 0, no paradox if above. Others: effect if shift and gap lie above 0, shift "
+    "without lead if the shift alone does, negative shift if it lies below 0. Undecided: the interval contains 0, or "
+    "there is one seed. Exploratory: fewer than five seeds."
+)
 
 
 def of_cell(cell: Cell, outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -36,13 +43,13 @@ def cell_table(suite: Suite, outcomes: Sequence[Outcome]) -> Table:
     if paper:
         header[8:8] = ["paper nat.", "paper cert.", "Δ nat.", "Δ cert."]
     rows = []
-    certified = {cell.key: estimate(o.certified for o in of_cell(cell, outcomes)) for cell in suite.cells}
+    accuracy = {cell.key: estimate(o.certified for o in of_cell(cell, outcomes)) for cell in suite.cells}
     for cell in suite.cells:
         own = of_cell(cell, outcomes)
         rivals = [other.key for other in suite.cells if other.group == cell.group and other.row != "pgd"]
-        means = [None if (value := certified[key]) is None else value.mean for key in rivals]
+        means = [None if (value := accuracy[key]) is None else value.mean for key in rivals]
         mark = dict(zip(rivals, marks(means), strict=True)).get(cell.key, "")
-        rows.append(tuple(_cell_row(cell, own, certified[cell.key], mark, paper)))
+        rows.append(tuple(_cell_row(cell, own, accuracy[cell.key], mark, paper)))
     note = "Mean ± standard deviation over seeds, in per cent of the certified test images; bold: best, italic: second."
     if suite.preset is not None:
         note += f" Recipe: {suite.preset}."
@@ -54,7 +61,7 @@ def cell_table(suite: Suite, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _cell_row(
-    cell: Cell, outcomes: Sequence[Outcome], certified: Estimate | None, mark: str, paper: bool
+    cell: Cell, outcomes: Sequence[Outcome], accuracy: Estimate | None, mark: str, paper: bool
 ) -> list[Entry]:
     labels = [Entry(cell.group), Entry(cell.row), Entry(cell.column)]
     done = [o for o in outcomes if o.done]
@@ -68,7 +75,7 @@ def _cell_row(
         numbers = [
             Entry(_number(natural)),
             Entry(_number(estimate(o.adversarial for o in done))),
-            Entry(_number(certified), mark),
+            Entry(_number(accuracy), mark),
             Entry(f"{unknown} of {samples}"),
             Entry(f"{len(done)}" + (f", {len(failed)} failed" if failed else ""), "failed" if failed else ""),
         ]
@@ -77,15 +84,19 @@ def _cell_row(
         Entry(NONE if row is None else f"{row.natural:.2f}"),
         Entry(NONE if row is None else f"{row.certified:.2f}"),
         Entry(_difference(natural, row.natural if row else None)),
-        Entry(_difference(certified, row.certified if row else None)),
+        Entry(_difference(accuracy, row.certified if row else None)),
     ]
     seconds = sum((o.train_seconds or 0) + (o.certify_seconds or 0) for o in done)
     return [*labels, *numbers, *(beside if paper else []), Entry(f"{seconds / 60:.1f}" if done else NONE)]
 
 
-def values_of(outcomes: Sequence[Outcome]) -> Values:
-    """Certified accuracies by relaxation, estimator and seed."""
-    return {(o.row, o.column, o.seed): o.certified for o in outcomes if o.done and o.certified is not None}
+def cells_of(outcomes: Sequence[Outcome]) -> Cells:
+    """Which images are certified, by relaxation, estimator and seed; outcomes without verdicts are left out."""
+    cells: dict[tuple[str, str], dict[Unit, Bits]] = {}
+    for o in outcomes:
+        if o.done and o.verdicts:
+            cells.setdefault((o.row, o.column), {})[Unit("", o.seed)] = certified(unpacked(o.verdicts))
+    return cells
 
 
 def matrix_table(
@@ -118,16 +129,14 @@ def matrix_table(
 def verdict_table(outcomes: Sequence[Outcome], *, tight: str, loose: str, estimators: Sequence[str]) -> Table:
     """The gap between the tight and the loose relaxation, and how smoothing moves it."""
     rows = []
-    for verdict in paradox_verdicts(values_of(outcomes), tight=tight, loose=loose, estimators=estimators):
+    for verdict in paradox_verdicts(cells_of(outcomes), tight=tight, loose=loose, estimators=estimators):
         best = _best(outcomes, verdict.estimator)
-        gap = NONE if verdict.gap is None else verdict.gap.interval
-        shift = NONE if verdict.shift is None else verdict.shift.interval
+        gap, shift = (NONE if value is None else str(value) for value in (verdict.gap, verdict.shift))
         rows.append(tuple(Entry(text) for text in (verdict.estimator, best, gap, shift, verdict.verdict)))
     header = ("estimator", "best relaxation", f"{tight} − {loose}", "shift against grad", "verdict")
     note = (
-        f"Certified accuracy, {tight} minus {loose}, seed by seed, with 95 % intervals. The shift is this gap minus "
-        "grad's. grad: paradox if its gap lies below 0. Others: effect if the shift lies above 0, no effect if "
-        "below; inconclusive if the interval contains 0 or there is one seed."
+        f"Certified accuracy, {tight} minus {loose}, seed by seed and image by image, with 95 % intervals from "
+        f"resampled seeds and images. The shift is this gap minus grad's. {VERDICT_WORDS}"
     )
     return Table("verdict", header, tuple(rows), labels=2, note=note)
 

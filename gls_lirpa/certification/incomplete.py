@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
-from gls_lirpa.base.boxes import Bounds, Box, margin_spec
+from gls_lirpa.base.boxes import Bounds, Box, crossed, margin_spec
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
 from gls_lirpa.errors import EngineError
-from gls_lirpa.relaxations import Relaxation, get_relaxation
-
-CROSSED = 1e-4
-"""A lower bound above its upper bound by more than this share of their size is not rounding."""
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 
 
 class BoundStage:
@@ -60,29 +55,15 @@ def open_classes(proven: Tensor) -> Tensor:
     return proven.to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
 
 
-def crossed(bounds: Bounds) -> Tensor:
-    """Samples with a pre-activation whose bounds are NaN or cross by more than rounding."""
-    odd = torch.zeros(len(bounds.lower), dtype=torch.bool, device=bounds.lower.device)
-    for lower, upper in bounds.intermediate.values():
-        ordered = lower <= upper + CROSSED * (1 + upper.abs())  # false for a NaN
-        odd |= ~ordered.flatten(1).all(1)
-    return odd
+def _register(name: str, relaxation: Relaxation, aliases: tuple[str, ...]) -> None:
+    """Every relaxation is a stage of its name."""
+
+    def make(options: StageOptions) -> Stage:
+        iterations = options.iterations if "iterations" in relaxation.options else None
+        fallback = None if relaxation.fallback is None else get_relaxation(relaxation.fallback)
+        return BoundStage(get_relaxation(relaxation, iterations=iterations), batch=relaxation.batch, fallback=fallback)
+
+    STAGES.register(name, make, aliases=aliases)
 
 
-def _stage(options: StageOptions, *, relaxation: str, batch: int) -> Stage:
-    del options  # none concerns these
-    return BoundStage(get_relaxation(relaxation), batch=batch)
-
-
-def _alpha_stage(options: StageOptions) -> Stage:
-    relaxation = get_relaxation("alpha-crown", iterations=options.iterations)
-    return BoundStage(relaxation, batch=32, fallback=get_relaxation("crown"))
-
-
-# The engine cuts a batch into chunks that fit its memory budget. Batches are as small as still fills
-# a chunk on a cnn3, so that verdicts appear early.
-STAGES.register("ibp", partial(_stage, relaxation="ibp", batch=256), aliases=("box", "interval"))
-STAGES.register("hbox", partial(_stage, relaxation="hbox", batch=32), aliases=("hybrid-box",))
-STAGES.register("crown-ibp", partial(_stage, relaxation="crown-ibp", batch=64))
-STAGES.register("crown", partial(_stage, relaxation="crown", batch=32), aliases=("deeppoly",))
-STAGES.register("alpha-crown", _alpha_stage, aliases=("α-crown", "crown-optimized"))
+RELAXATIONS.follow(_register)

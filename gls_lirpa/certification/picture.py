@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gls_lirpa.base.figures import new_figure, save_figure
+from gls_lirpa.base.figures import curve_look, new_figure, save_figure
 from gls_lirpa.certification.records import Record
 
 LEAST_SECONDS = 1e-4
-STYLES = {"verified": ("-", "o"), "falsified": ("--", "s")}
-"""Line and marker: the curves are told apart without colour."""
+DECIDED = ("verified", "falsified")
 
 
 def draw_cactus(records: Sequence[Record], file: Path, *, title: str = "") -> None:
@@ -24,21 +23,11 @@ def draw_cactus(records: Sequence[Record], file: Path, *, title: str = "") -> No
     """
     figure = new_figure(6.0, 4.0)
     axes = figure.subplots()
-    for verdict, (line, marker) in STYLES.items():
+    for index, verdict in enumerate(DECIDED):
         times = sorted(max(r.seconds, LEAST_SECONDS) for r in records if r.verdict == verdict)
         if times:
-            numbers = range(1, len(times) + 1)
-            axes.step(
-                times,
-                numbers,
-                line,
-                where="post",
-                color="black",
-                marker=marker,
-                markersize=4,
-                markevery=max(1, len(times) // 15),
-                label=f"{verdict} ({len(times)})",
-            )
+            label = f"{verdict} ({len(times)})"
+            axes.step(times, range(1, len(times) + 1), where="post", label=label, **curve_look(index, len(times)))
     open_samples = sum(r.verdict == "unknown" for r in records)
     axes.set_xscale("log")
     axes.set_xlabel("seconds per sample, at most")

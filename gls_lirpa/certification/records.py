@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -203,7 +204,8 @@ class Summary:
     """Accuracies as shares of all samples: natural ≥ adversarial ≥ certified.
 
     Adversarial: classified correctly and not falsified. Certified: verified. ``reasons``: how many are
-    unknown for which reason. ``covers``: what the verified are verified for.
+    unknown for which reason; ``gaps``: the median bound of their worst margins, which a proof needs above zero, where
+    there are any. ``covers``: what the verified are verified for.
 
     >>> Summary.of([Record(0, 1, 1, "verified", "ibp", 0.5, {"ibp": 0.25}),
     ...             Record(1, 1, 1, "unknown", "ibp", -0.5, {"ibp": 0.25})]).certified
@@ -219,6 +221,7 @@ class Summary:
     stages: dict[str, StageSummary]
     reasons: dict[str, int] = field(default_factory=dict)
     covers: str = ""
+    gaps: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Summary:
@@ -246,6 +249,7 @@ class Summary:
             stages={name: StageSummary(**entry) for name, entry in stages.items()},  # type: ignore[arg-type]
             reasons=dict(Counter(r.reason for r in rows if r.verdict == "unknown" and r.reason)),
             covers="; ".join(sorted({r.covers or "not recorded" for r in rows if r.verdict == "verified"})),
+            gaps={reason: median(bounds) for reason in REASONS if (bounds := _open_bounds(rows, reason))},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -258,7 +262,7 @@ class Summary:
         """``summary.json``, and ``summary.csv`` with one row, so that those of many runs can be joined."""
         content = self.to_dict()
         replace_file(path / "summary.json", (json.dumps(content, indent=2) + "\n").encode())
-        row = {key: value for key, value in content.items() if key not in ("stages", "reasons")}
+        row = {key: value for key, value in content.items() if key not in ("stages", "reasons", "gaps")}
         row |= {f"unknown: {reason}": self.reasons.get(reason, 0) for reason in REASONS}
         for name, stage in self.stages.items():
             row |= {f"{name} decided": stage.decided, f"{name} seconds": stage.seconds}
@@ -267,3 +271,7 @@ class Summary:
         writer.writeheader()
         writer.writerow(row)
         replace_file(path / "summary.csv", text.getvalue().encode())
+
+
+def _open_bounds(records: Iterable[Record], reason: str) -> list[float]:
+    return [r.bound for r in records if r.verdict == "unknown" and r.reason == reason and r.bound is not None]

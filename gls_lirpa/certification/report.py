@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.lines import fitted
 from gls_lirpa.certification.records import REASONS, Record, Summary
 
 REASON_TEXTS = {
@@ -25,15 +26,23 @@ REASON_TEXTS = {
 }
 """Why samples are unknown, as the table says it."""
 
+WIDE = 110
+"""A terminal of so many columns has room for a bar as well."""
+
+SHOWN = ("verified", "falsified", "unknown")
+"""Verdicts that are counted while it runs."""
+
 
 class ProgressReporter:
     """Counts of verdicts, certified accuracy so far and time left."""
 
     def __init__(self, console: Console, done: Iterable[Record], *, total: int) -> None:
         self._counts = Counter(record.verdict for record in done)
+        self._total = total
+        self._width = console.width
+        wide = [TextColumn("certifying"), BarColumn(bar_width=20)] if self._width >= WIDE else []
         self._progress = Progress(
-            TextColumn("certifying"),
-            BarColumn(bar_width=20),
+            *wide,
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
@@ -57,10 +66,10 @@ class ProgressReporter:
     def _numbers(self) -> str:
         counts = self._counts
         certified = 100 * counts["verified"] / max(sum(counts.values()), 1)
-        return (
-            f"verified {counts['verified']} falsified {counts['falsified']} unknown {counts['unknown']} "
-            f"│ certified {certified:.1f} %"
-        )
+        parts = [f"certified {certified:.1f} %", *(f"{verdict} {counts[verdict]}" for verdict in SHOWN)]
+        bar = len("certifying ") + 21 if self._width >= WIDE else 0
+        others = bar + 2 * len(str(self._total)) + 2 + len(" -:--:--")
+        return fitted(parts, self._width - others)
 
 
 def result_table(summary: Summary, *, title: str) -> Table:
@@ -81,7 +90,9 @@ def result_table(summary: Summary, *, title: str) -> Table:
     table.add_row("unknown", f"{summary.unknown} of {summary.samples}")
     for reason in REASONS:
         if summary.reasons.get(reason):
-            table.add_row(f"  {REASON_TEXTS[reason]}", str(summary.reasons[reason]))
+            gap = summary.gaps.get(reason)
+            far = [] if gap is None else [f"median bound {gap:+.3g}"]
+            table.add_row(f"  {REASON_TEXTS[reason]}", str(summary.reasons[reason]), *far)
     if summary.covers:
         table.caption, table.caption_justify = f"verified for {summary.covers}", "left"
     return table

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.attacks import ascend, project
 from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.doctor.operator_cases import CASES, CLASSES, Layer, random_network
 from gls_lirpa.engine.bounds import BoundEngine
@@ -19,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Comparison:
     """``points`` that were compared with a bound, ``violations`` among them, or the reason of a refusal."""
 
     points: int = 0
@@ -40,40 +41,35 @@ def lowest_points(model: nn.Module, box: Box, spec: Tensor, *, samples: int, ste
     place = torch.rand(samples, *width.shape, generator=generator, dtype=width.dtype)
     place[: samples // 2] = place[: samples // 2].round()
     found = [box.lower + width * place, box.center.unsqueeze(0), box.lower.unsqueeze(0), box.upper.unsqueeze(0)]
+    sizes = [1.0 if step < steps // 2 else 0.2 for step in range(steps)]
     for row in range(spec.shape[1]):
-        point = (box.lower + width * place[-1 - row % samples]).clone()
-        for step in range(steps):
-            point = point.detach().requires_grad_(True)
-            with torch.enable_grad():
-                value = (spec[:, row] * model(point)).sum()
-                (slope,) = torch.autograd.grad(value, point)
-            moved = point.detach() - slope.sign() * width * (0.5 if step < steps // 2 else 0.1)
-            point = torch.minimum(torch.maximum(moved, box.lower), box.upper)
+        start = box.lower + width * place[-1 - row % samples]
+        point = ascend(model, start, spec[:, row], box, sizes=sizes, objective=lambda out, rows: -(rows * out).sum(1))
         found.append(point.unsqueeze(0))
-    return torch.minimum(torch.maximum(torch.cat(found), box.lower), box.upper)
+    return project(torch.cat(found), box)
 
 
 def compared(
     model: nn.Module, engine: BoundEngine, box: Box, labels: Tensor, relaxation: Relaxation, *, samples: int, seed: int
-) -> Outcome:
+) -> Comparison:
     """How many of the lowest points found lie below the relaxation's bounds of the margins."""
     spec = margin_spec(labels, engine.classes, box.lower.dtype)
     with torch.no_grad():
         try:
             lower = engine.bounds(box, spec, relaxation).lower
         except UnsupportedLayerError as error:
-            return Outcome(refusal=str(error))
+            return Comparison(refusal=str(error))
         points = lowest_points(model, box, spec, samples=samples, steps=8, seed=seed)
         logits = model(points.flatten(0, 1)).unflatten(0, points.shape[:2])
         values = (spec @ logits.unsqueeze(-1)).squeeze(-1)
     # Written so that a bound that is not a number counts as violated.
     held = values - lower >= -TOLERANCE[values.dtype] * (1 + values.abs())
-    return Outcome(points.shape[0] * points.shape[1], int((~held).any(-1).sum()))
+    return Comparison(points.shape[0] * points.shape[1], int((~held).any(-1).sum()))
 
 
 def run_case(
     name: str, relaxation: str, seed: int, *, samples: int = 64, dtype: torch.dtype = torch.float32
-) -> Outcome:
+) -> Comparison:
     """One random network of a case, bounded over boxes of three radii.
 
     >>> run_case("AvgPool2d", "crown", 1).violations
@@ -84,7 +80,7 @@ def run_case(
 
 def check_network(
     layer: Layer, image: bool, relaxation: str, seed: int, *, samples: int = 64, dtype: torch.dtype = torch.float32
-) -> Outcome:
+) -> Comparison:
     """One random network around ``layer``, likewise."""
     model, shape = random_network(layer, seed, image=image)
     model = model.to(dtype)
@@ -94,14 +90,14 @@ def check_network(
     try:
         engine = BoundEngine(model, x)
     except UnsupportedLayerError as error:
-        return Outcome(refusal=str(error))
+        return Comparison(refusal=str(error))
     method = get_relaxation(relaxation, iterations=3 if relaxation == "alpha-crown" else None)
-    total = Outcome()
+    total = Comparison()
     for eps in (0.02, 0.15, 0.5):
         found = compared(model, engine, linf_box(x, eps), labels, method, samples=samples, seed=seed)
         if found.refusal:
             return found
-        total = Outcome(total.points + found.points, total.violations + found.violations)
+        total = Comparison(total.points + found.points, total.violations + found.violations)
     return total
 
 

@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gls_lirpa.base.batchnorm import normalised
 from gls_lirpa.errors import UnsupportedLayerError
 
 Statistics = dict[str, tuple[Tensor, Tensor]]
@@ -35,6 +35,7 @@ def in_train_mode(model: nn.Module) -> bool:
 def captured_statistics(model: nn.Module) -> Iterator[Statistics]:
     """Record the batch statistics that train-mode layers use in the forward pass inside the block.
 
+    >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> with captured_statistics(model) as statistics:
     ...     _ = model(torch.randn(5, 2))
@@ -85,13 +86,7 @@ def applied_statistics(model: nn.Module, statistics: Statistics) -> Iterator[Non
 
     def normaliser(mean: Tensor, var: Tensor) -> Any:
         def normalise(layer: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            x = inputs[0]
-            shape = (1, -1) + (1,) * (x.dim() - 2)
-            scale = torch.rsqrt(var + layer.eps)
-            if layer.weight is not None:
-                scale = scale * layer.weight
-            result = (x - mean.view(shape)) * scale.view(shape)
-            return result if layer.bias is None else result + layer.bias.view(shape)
+            return normalised(inputs[0], mean, var, layer.weight, layer.bias, layer.eps)
 
         return normalise
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.base.autograd import scalar_with_gradient
 from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
+from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine import alpha, hbox, populations, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
 from gls_lirpa.engine.graph import Node, evaluate
@@ -18,7 +19,7 @@ from gls_lirpa.engine.intersection import intersected
 from gls_lirpa.engine.memory import budget, keep_freed_pages, retained_bytes
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.proof import proof_points
-from gls_lirpa.engine.relaxation import Relaxation
+from gls_lirpa.engine.relaxation import Relaxation, SampleFunction
 from gls_lirpa.engine.row_members import copied, stacked
 from gls_lirpa.engine.row_network import RowNetwork, Tensors
 from gls_lirpa.engine.wrap import (
@@ -27,12 +28,13 @@ from gls_lirpa.engine.wrap import (
     check_dropout,
     check_layers,
     count_classes,
-    preserved,
     split_normalization,
 )
 from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 
 ROUTES = ("auto", "lirpa")
+Chunked = Relaxation | SampleFunction
+"""What is computed in chunks."""
 
 
 class BoundEngine:
@@ -112,6 +114,22 @@ class BoundEngine:
             ]
         )
 
+    def layers(self, box: Box, relaxation: Relaxation) -> list[tuple[Tensor, Tensor]]:
+        """Lower and upper bounds of every ReLU's input in network order, and last of the logits, in one call.
+
+        >>> from gls_lirpa.base.boxes import linf_box
+        >>> from gls_lirpa.relaxations import RELAXATIONS
+        >>> model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.rand(2, 4)
+        >>> layers = BoundEngine(model, x).layers(linf_box(x, 0.1), RELAXATIONS.get("crown"))
+        >>> [tuple(lower.shape) for lower, upper in layers]
+        [(2, 8), (2, 3)]
+        """
+        eye = torch.eye(self.classes, dtype=box.lower.dtype, device=box.lower.device)
+        rows = torch.cat([eye, -eye]).expand(len(box), -1, -1)
+        bounds = self.bounds(box, rows, relaxation)
+        lower, negative_upper = bounds.lower.split(self.classes, dim=1)
+        return [*bounds.intermediate.values(), (lower, -negative_upper)]
+
     def mean_loss(
         self,
         box: Box,
@@ -122,22 +140,36 @@ class BoundEngine:
         beside: Sequence[Tensor] = (),
         statistics: Statistics | None = None,
     ) -> Tensor:
-        """The mean of ``sample_loss(margins, *beside)`` over the batch, in bounded memory.
+        """The mean of ``sample_loss(margins, *beside)`` over the batch; see ``mean``."""
+
+        def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *beside: Tensor) -> Tensor:
+            return sample_loss(relaxation.bound(engine, box, spec, statistics).lower, *beside)
+
+        function = SampleFunction(relaxation.name, compute, relaxation.differentiable, relaxation.light)
+        return self.mean(box, labels, function, beside=beside, statistics=statistics)
+
+    def mean(
+        self,
+        box: Box,
+        labels: Tensor,
+        function: SampleFunction,
+        *,
+        beside: Sequence[Tensor] = (),
+        statistics: Statistics | None = None,
+    ) -> Tensor:
+        """The mean of any function of one sample's box and margins over the batch, in bounded memory.
 
         Tensors in ``beside`` have one row per sample. Where the batch does not fit one chunk, each
         chunk's gradient is computed at once and the result carries the sum of them, so only one chunk's
         graph exists at a time. The gradient reaches the weights, the statistics, the box and ``beside``,
-        and nothing else ``sample_loss`` may use.
+        and nothing else the function may use.
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
         statistics = self._statistics(box, statistics)
-        parts = self._chunks(box, spec, relaxation, statistics)
-        if len(parts) == 1 or not self._needs_graph(relaxation, box):
-            losses = []
-            for part in parts:
-                bounds = self._bounds(box[part], spec[part], relaxation, statistics)
-                losses.append(sample_loss(bounds.lower, *(tensor[part] for tensor in beside)))
+        parts = self._chunks(box, spec, function, statistics, beside)
+        if len(parts) == 1 or not self._needs_graph(function, box):
+            losses = [self._values(box[p], spec[p], function, statistics, [t[p] for t in beside]) for p in parts]
             return torch.cat(losses).mean()
         weights = [p for p in self.model.parameters() if p.requires_grad]
         shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair), *beside]
@@ -149,8 +181,8 @@ class BoundEngine:
         total = torch.zeros((), dtype=box.lower.dtype, device=box.lower.device)
         gradients: list[Tensor | None] = [None] * len(wanted)
         for part in parts:
-            bounds = self._bounds(ends[part], spec[part], relaxation, detached)
-            loss = sample_loss(bounds.lower, *(leaf[part] for leaf in leaves[end:])).sum() / len(box)
+            own = [leaf[part] for leaf in leaves[end:]]
+            loss = self._values(ends[part], spec[part], function, detached, own).sum() / len(box)
             total += loss.detach()
             for i, new in enumerate(torch.autograd.grad(loss, wanted, allow_unused=True)):
                 old = gradients[i]
@@ -167,7 +199,7 @@ class BoundEngine:
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
-        bound = None if self._statistics(box, None) else populations.rowwise(self, relaxation)
+        bound = None if self._statistics(box, None) else populations.by_rows(self, relaxation)
         if bound is None:
             return None
         with torch.no_grad(), self._modules.use("plain", self._mode("rows"), 1, {}, gradients=True) as wrapped:
@@ -181,7 +213,7 @@ class BoundEngine:
                     wrapped.synchronise({}, gradients=True)
                     yield copied(network.tensors(box.lower.dtype, box.lower.device))
 
-            with self._failures(relaxation):
+            with _explained(relaxation.name):
                 lower = populations.margins(network, bound, inner, spec, tensors(), size)
         return lower if self._modules.proven else torch.full_like(lower, torch.nan)
 
@@ -192,9 +224,7 @@ class BoundEngine:
         box = self.normalized_box(box)
         if self.route()[0] == "rows":
             with self._row_form(statistics) as (network, tensors):
-                if method == "IBP":
-                    return rows.ibp(network, tensors, box, spec)
-                return rows.crown(network, tensors, box, spec, tighten=method == "CROWN")
+                return rows.relaxed(network, tensors, box, spec, method=method)
         return self._lirpa(self._mode(method), box, spec, method, statistics, intersect=True)
 
     def lirpa(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
@@ -302,22 +332,18 @@ class BoundEngine:
     # -- how -------------------------------------------------------------------------------------
 
     def _bounds(self, box: Box, spec: Tensor, relaxation: Relaxation, statistics: Statistics) -> Bounds:
-        with self._failures(relaxation):
+        with _explained(relaxation.name):
             bounds = relaxation.bound(self, box, spec, statistics)
-            if self._modules.proven:
-                return bounds
-            return Bounds(torch.full_like(bounds.lower, torch.nan), bounds.intermediate)
+        if self._modules.proven:
+            return bounds
+        return Bounds(torch.full_like(bounds.lower, torch.nan), bounds.intermediate)
 
-    @contextlib.contextmanager
-    def _failures(self, relaxation: Relaxation) -> Iterator[None]:
-        """What auto_LiRPA raises, as an error of ours."""
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            raise
-        except LIRPA_FAILURES as error:
-            message = " ".join(str(error).split()) or type(error).__name__
-            raise EngineError(f"{relaxation.name} failed on this network: {message[:300]}") from error
+    def _values(
+        self, box: Box, spec: Tensor, function: SampleFunction, statistics: Statistics, beside: Sequence[Tensor]
+    ) -> Tensor:
+        with _explained(function.name):
+            values = function.compute(self, box, spec, statistics, *beside)
+        return values if self._modules.proven else torch.full_like(values, torch.nan)
 
     def _check(self, box: Box, spec: Tensor) -> None:
         if not len(box):
@@ -338,8 +364,8 @@ class BoundEngine:
             raise DataError(f"expected {len(box)} labels for {len(box)} samples, got shape {tuple(labels.shape)}")
         return margin_spec(labels, self.classes, box.lower.dtype)
 
-    def _needs_graph(self, relaxation: Relaxation, box: Box) -> bool:
-        if not (torch.is_grad_enabled() and relaxation.differentiable):
+    def _needs_graph(self, function: Chunked, box: Box) -> bool:
+        if not (torch.is_grad_enabled() and function.differentiable):
             return False
         return box.lower.requires_grad or any(parameter.requires_grad for parameter in self.model.parameters())
 
@@ -358,26 +384,48 @@ class BoundEngine:
     def normalized_box(self, box: Box) -> Box:
         return Box(self._normalized(box.lower), self._normalized(box.upper))
 
-    def _chunks(self, box: Box, spec: Tensor, relaxation: Relaxation, statistics: Statistics) -> list[slice]:
-        count = self.chunk_size(relaxation, box, spec, statistics) if len(box) > 1 else 1
+    def _chunks(
+        self, box: Box, spec: Tensor, function: Chunked, statistics: Statistics, beside: Sequence[Tensor] = ()
+    ) -> list[slice]:
+        count = self.chunk_size(function, box, spec, statistics, beside) if len(box) > 1 else 1
         return [slice(start, min(start + count, len(box))) for start in range(0, len(box), count)]
 
-    def chunk_size(self, relaxation: Relaxation, box: Box, spec: Tensor, statistics: Statistics) -> int:
+    def chunk_size(
+        self, function: Chunked, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor] = ()
+    ) -> int:
         """How many samples' graphs fit the memory budget, from what autograd retains for one."""
-        if relaxation.light:
+        if function.light:
             return len(box)
-        key = (relaxation.name, spec.shape[1])
+        key = (function.name, spec.shape[1])
         if key not in self._sample_bytes:
-            self._sample_bytes[key] = self._retained_bytes(relaxation, box[:1], spec[:1], statistics)
+            first = [tensor[:1] for tensor in beside]
+            self._sample_bytes[key] = self._retained_bytes(function, box[:1], spec[:1], statistics, first)
         return max(1, int(budget(box.lower.device, self._chunk_mib) / self._sample_bytes[key]))
 
-    def _retained_bytes(self, relaxation: Relaxation, box: Box, spec: Tensor, statistics: Statistics) -> float:
-        def compute() -> list[Bounds]:
-            bounds = [self._bounds(box, spec, relaxation, statistics)]
-            return bounds if relaxation.differentiable else [*bounds, self.relaxed(box, spec, "CROWN", statistics)]
+    def _retained_bytes(
+        self, function: Chunked, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor]
+    ) -> float:
+        def compute() -> list[object]:
+            if isinstance(function, SampleFunction):
+                found: list[object] = [self._values(box, spec, function, statistics, beside)]
+            else:
+                found = [self._bounds(box, spec, function, statistics)]
+            return found if function.differentiable else [*found, self.relaxed(box, spec, "CROWN", statistics)]
 
         with preserved(self.model):
             # Without a graph nothing is retained, but the same tensors are alive at some time.
             for parameter in self.model.parameters():
                 parameter.requires_grad = True
             return retained_bytes(compute, self.model.parameters())
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """What auto_LiRPA raises inside becomes one line."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except LIRPA_FAILURES as error:
+        message = " ".join(str(error).split()) or type(error).__name__
+        raise EngineError(f"{name} failed on this network: {message[:300]}") from error

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gls_lirpa.base.batchnorm import batchnorm_map
 from gls_lirpa.engine.convolutions import conv2d
 from gls_lirpa.errors import UnsupportedLayerError
 
@@ -134,9 +135,9 @@ def _batchnorm(node: Any) -> AffineMap:
     def apply(x: Tensor, absolute: bool, offset: bool) -> Tensor:
         weight, bias, mean, var = (constant_value(parent) for parent in node.inputs[1:5])
         shape = (1, -1) + (1,) * (x.dim() - 2)
-        scale = weight * torch.rsqrt(var + node.eps)
+        scale, shift = batchnorm_map(mean, var, weight, bias, node.eps)
         result = x * _signed(scale, absolute).view(shape)
-        return result + (bias - mean * scale).view(shape) if offset else result
+        return result + shift.view(shape) if offset else result
 
     return apply
 

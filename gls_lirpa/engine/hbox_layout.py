@@ -20,27 +20,27 @@ LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Window:
+class ReceptiveField:
     """Which pixels a map's neurons see, in rows and columns."""
 
     size: Pair = (1, 1)
     stride: Pair = (1, 1)
     offset: Pair = (0, 0)
 
-    def behind(self, convolution: Convolution) -> Window:
+    def behind(self, convolution: Convolution) -> ReceptiveField:
         sides = range(2)
         size, stride, padding = convolution.size, convolution.stride, convolution.padding
-        return Window(
+        return ReceptiveField(
             pair((size[i] - 1) * self.stride[i] + self.size[i] for i in sides),
             pair(stride[i] * self.stride[i] for i in sides),
             pair(padding[i] * self.stride[i] + self.offset[i] for i in sides),
         )
 
-    def hull(self, other: Window) -> Window:
+    def hull(self, other: ReceptiveField) -> ReceptiveField:
         """The smallest window that holds both, of the same stride."""
         offset = pair(max(self.offset[i], other.offset[i]) for i in range(2))
         ends = [max(w.size[i] - w.offset[i] for w in (self, other)) for i in range(2)]
-        return Window(pair(ends[i] + offset[i] for i in range(2)), self.stride, offset)
+        return ReceptiveField(pair(ends[i] + offset[i] for i in range(2)), self.stride, offset)
 
     def extent(self, positions: Pair) -> Pair:
         """Rows and columns from the first window's first to the last window's last."""
@@ -75,7 +75,7 @@ class _Laid(torch.autograd.Function):
     def forward(ctx: Any, parts: Tensor, stride: Pair) -> Tensor:
         count, *positions, channels = parts.shape[:4]
         ctx.size, ctx.stride = pair(parts.shape[4:]), stride
-        extent = Window(ctx.size, stride).extent(pair(positions))
+        extent = ReceptiveField(ctx.size, stride).extent(pair(positions))
         result = parts.new_zeros(count, channels, *extent)
         for place, part in _slices(parts, stride):
             result[place] += part

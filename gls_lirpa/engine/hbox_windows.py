@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gls_lirpa.engine.graph import AffineMap, Convolution, Node
 from gls_lirpa.engine.hbox_dense import Coefficients, Dense
-from gls_lirpa.engine.hbox_layout import Window, laid
+from gls_lirpa.engine.hbox_layout import ReceptiveField, laid
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Windows:
     """
 
     patches: Tensor
-    window: Window
+    window: ReceptiveField
     maps: tuple[int, int, int]
     shape: tuple[int, ...]
     image: tuple[int, int, int]
@@ -42,7 +42,7 @@ class Windows:
         channels, rows, columns = x.shape[1:]
         image = (channels, rows, columns)
         patches = torch.eye(channels, dtype=x.dtype, device=x.device).expand(1, 1, channels, channels)
-        return cls(patches, Window(), image, image, image)
+        return cls(patches, ReceptiveField(), image, image, image)
 
     # -- what every form can do --------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Windows:
             return self.patches
         return self.patches * self.scale.flatten(2).transpose(1, 2).unsqueeze(-1)
 
-    def _widened(self, window: Window) -> Tensor:
+    def _widened(self, window: ReceptiveField) -> Tensor:
         """The scaled patches in a larger window of the same stride."""
         patches = self._scaled_patches()
         begin = [window.offset[i] - self.window.offset[i] for i in range(2)]
@@ -140,7 +140,7 @@ class Windows:
         maps = patches.reshape(*patches.shape[:3], self.image[0], *self.window.size)
         return F.pad(maps, [begin[1], end[1], begin[0], end[0]]).flatten(3)
 
-    def _convolved(self, convolution: Convolution, window: Window, maps: tuple[int, int, int]) -> Tensor:
+    def _convolved(self, convolution: Convolution, window: ReceptiveField, maps: tuple[int, int, int]) -> Tensor:
         weight = convolution.weight.to(self.patches)
         if not self._shared:
             return self._convolved_blocks(convolution, weight, maps)
@@ -150,7 +150,7 @@ class Windows:
             self.patches.reshape(self.maps[0], self.image[0], -1),
             self._places(convolution, window),
         )
-        if self.scale is None and self.window == Window():
+        if self.scale is None and self.window == ReceptiveField():
             # Padded positions are pixels outside the image.
             return kernel.sum((0, 1)).reshape(1, 1, maps[0], -1)
         scale = self.patches.new_ones(1, *self.maps) if self.scale is None else self.scale.expand(-1, *self.maps)
@@ -158,7 +158,7 @@ class Windows:
         mixed = columns.transpose(1, 2) @ kernel.reshape(columns.shape[1], -1)
         return mixed.reshape(len(columns), -1, maps[0], self.image[0] * math.prod(window.size))
 
-    def _places(self, convolution: Convolution, window: Window) -> Tensor:
+    def _places(self, convolution: Convolution, window: ReceptiveField) -> Tensor:
         """1 where entry w of the window at kernel position d is entry v of the new one: (d, w, v)."""
         count = math.prod(window.size)
         entries = torch.eye(count, dtype=self.patches.dtype, device=self.patches.device).reshape(1, count, *window.size)

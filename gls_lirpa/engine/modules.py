@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.compat import default_dtype
 from gls_lirpa.engine.graph import Node, activations, read_graph, relu_inputs
 from gls_lirpa.engine.operators import check_operations
 from gls_lirpa.engine.proof import Proof, UnprovenError
 from gls_lirpa.engine.row_network import RowNetwork
-from gls_lirpa.engine.wrap import LIRPA_FAILURES, preserved, unproven, unsupported, wrap
+from gls_lirpa.engine.wrap import LIRPA_FAILURES, unproven, unsupported, wrap
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
 
 _TRACE_BATCH = 7
@@ -52,7 +53,7 @@ Probe = Callable[[Mode, Box, Tensor], Tensor]
 """Lower bounds of the rows of a specification in a mode, in eval mode of BatchNorm."""
 
 
-class Wrapped:
+class BoundedNetwork:
     """One BoundedModule of ``core`` and the places in ``core`` where its tensors live."""
 
     def __init__(self, core: nn.Module, example: Tensor, *, conv_mode: str) -> None:
@@ -122,13 +123,13 @@ class Modules:
         self._core = core
         self._example = example
         self._proof = Proof(core, points)
-        self._wrapped: dict[tuple[str, Mode, int], Wrapped] = {}
+        self._wrapped: dict[tuple[str, Mode, int], BoundedNetwork] = {}
         self._proven: set[tuple[str, Mode, int]] = set()
         self._modes: dict[str, Mode] = {}
         # What cannot be bounded, or not rightly traced, is found here rather than in the first step.
         self._table = self._first()
 
-    def _first(self) -> Wrapped:
+    def _first(self) -> BoundedNetwork:
         try:
             self._proof.samples_are_independent()
             try:
@@ -139,7 +140,9 @@ class Modules:
             raise unproven(self._core, str(error)) from error
 
     @contextlib.contextmanager
-    def use(self, kind: str, mode: Mode, batch: int, statistics: Statistics, *, gradients: bool) -> Iterator[Wrapped]:
+    def use(
+        self, kind: str, mode: Mode, batch: int, statistics: Statistics, *, gradients: bool
+    ) -> Iterator[BoundedNetwork]:
         """A wrapped network for ``batch`` samples. Methods that leave state behind have a ``kind`` of their own."""
         wrapped = self._get(kind, mode, batch)
         wrapped.synchronise(statistics, gradients=gradients)
@@ -154,7 +157,7 @@ class Modules:
         """Whether every trace in use was seen to be the network."""
         return self._proven >= self._wrapped.keys()
 
-    def _get(self, kind: str, mode: Mode, batch: int) -> Wrapped:
+    def _get(self, kind: str, mode: Mode, batch: int) -> BoundedNetwork:
         key = (kind, mode, 0 if mode.any_batch else batch)
         size = _TRACE_BATCH if mode.any_batch else batch
         if key not in self._wrapped:
@@ -163,7 +166,7 @@ class Modules:
             if len(fixed) >= _KEPT:
                 del self._wrapped[fixed[0]]
                 self._proven.discard(fixed[0])
-            self._wrapped[key] = Wrapped(self._core, example, conv_mode=mode.conv)
+            self._wrapped[key] = BoundedNetwork(self._core, example, conv_mode=mode.conv)
         if key not in self._proven:
             sizes = (size, 1, 3) if mode.any_batch else (size,)
             if self._proof.check(self._wrapped[key], sizes):

@@ -6,15 +6,16 @@ Nothing is copied but the weights in row form. Where networks have no such form,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.memory import budget
-from gls_lirpa.engine.relaxation import MembersFunction, Relaxation, Rowwise
+from gls_lirpa.engine.relaxation import BoundFunction, ByRows, Relaxation
 from gls_lirpa.engine.row_members import stacked
 from gls_lirpa.engine.row_network import RowNetwork, Tensors
 
@@ -25,10 +26,14 @@ MAPS = 10
 """Tensors of all layers' values that are alive at a time: intervals, slopes and what they are made of."""
 
 
-def rowwise(engine: BoundEngine, relaxation: Relaxation) -> MembersFunction | None:
+def by_rows(engine: BoundEngine, relaxation: Relaxation) -> BoundFunction | None:
     """How several networks of this engine go through one pass; None where they cannot."""
-    if isinstance(relaxation.bound, Rowwise) and engine.route()[0] == "rows":
-        return relaxation.bound.rows
+    bound: Any = relaxation.bound
+    options: dict[str, Any] = {}
+    if isinstance(bound, partial) and not bound.args:
+        bound, options = bound.func, bound.keywords
+    if isinstance(bound, ByRows) and engine.route()[0] == "rows":
+        return partial(bound.rows, **options)
     return None
 
 
@@ -41,7 +46,7 @@ def at_once(network: RowNetwork, box: Box, rows: int, chunk_mib: int | None) -> 
 
 
 def margins(
-    network: RowNetwork, bound: MembersFunction, box: Box, spec: Tensor, members: Iterable[Tensors], size: int
+    network: RowNetwork, bound: BoundFunction, box: Box, spec: Tensor, members: Iterable[Tensors], size: int
 ) -> Tensor:
     """Lower bounds of the rows of ``spec`` for every member: (members, batch, rows)."""
     found = []

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.modes import evaluating, preserved
 from gls_lirpa.engine.batchnorm import (
     Statistics,
     applied_statistics,
@@ -78,7 +79,7 @@ class Proof:
 
         The rewritten network comes first, since it names the layer that reads values in Python.
         """
-        with _evaluating(self._core):
+        with evaluating(self._core):
             anew = rewritten(self._core)(self._points)
             with _Largest(self._core) as largest:
                 together = self._core(self._points)
@@ -102,17 +103,14 @@ class Proof:
 
     def _statistics(self) -> Statistics:
         """What BatchNorm would use in train mode on the points of moderate scale."""
-        training = {module: module.training for module in self._core.modules()}
         try:
-            for layer in batchnorms(self._core).values():
-                layer.train()
-            with captured_statistics(self._core) as statistics, unmoved_statistics(self._core):
-                self._core(self._points[:14])
+            with preserved(self._core):
+                for layer in batchnorms(self._core).values():
+                    layer.train()
+                with captured_statistics(self._core) as statistics, unmoved_statistics(self._core):
+                    self._core(self._points[:14])
         except (UnsupportedLayerError, ValueError):
             return {}  # such a network is bounded in eval mode alone
-        finally:
-            for module, flag in training.items():
-                module.training = flag
         return statistics
 
     def _compare_all(self, wrapped: Any, statistics: Statistics, sizes: Sequence[int]) -> bool:
@@ -127,7 +125,7 @@ class Proof:
         return conclusive
 
     def _compare_batch(self, wrapped: Any, x: Tensor) -> bool:
-        with _evaluating(self._core), _Largest(self._core) as largest:
+        with evaluating(self._core), _Largest(self._core) as largest:
             expected = self._core(x)
         nodes: Sequence[Node] = wrapped.nodes()
         try:
@@ -158,21 +156,6 @@ class _Largest:
         weight: Tensor = layer.weight  # type: ignore[assignment]
         product = float(inputs[0].abs().max()) * float(weight.abs().max())
         self.value = max(self.value, product) if math.isfinite(product) else self.value
-
-
-class _evaluating:
-    """The network in eval mode, and its flags as before afterwards."""
-
-    def __init__(self, core: nn.Module) -> None:
-        self._flags = {module: module.training for module in core.modules()}
-
-    def __enter__(self) -> None:
-        for module in self._flags:
-            module.training = False
-
-    def __exit__(self, *_: object) -> None:
-        for module, flag in self._flags.items():
-            module.training = flag
 
 
 def _compare(found: Tensor, expected: Tensor, inner: float, who: str) -> bool:

@@ -1,39 +1,68 @@
-"""What the engine asks of a relaxation."""
+"""What the engine asks of a relaxation, and of any other function of one sample at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from gls_lirpa.base.boxes import Bounds, Box
-from gls_lirpa.engine.batchnorm import Statistics
-from gls_lirpa.engine.row_network import RowNetwork, Tensors
+from gls_lirpa.base.boxes import Bounds
+from gls_lirpa.base.options import Options, Value
 
-if TYPE_CHECKING:
-    from gls_lirpa.engine.bounds import BoundEngine
-
-BoundFunction = Callable[["BoundEngine", Box, Tensor, Statistics], Bounds]
-
-MembersFunction = Callable[[RowNetwork, Tensors, Box, Tensor], Bounds]
-"""Bounds of several networks of the same layers over the same boxes, all samples of the first one first."""
+BoundFunction = Callable[..., Bounds]
+"""``bound(engine, box, spec, statistics, **options)``."""
 
 
-@runtime_checkable
-class Rowwise(Protocol):
-    """A ``BoundFunction`` that is computed by rows wherever the network allows it, by ``rows``."""
+@dataclass(frozen=True)
+class ByRows:
+    """A bound function, and the one it is where networks have a row form: ``rows(network, tensors, box, spec)`` with
+    the same options, for several networks of the same layers at once, all samples of the first one first."""
 
-    @property
-    def rows(self) -> MembersFunction: ...
+    bound: BoundFunction
+    rows: BoundFunction
+
+    def __call__(self, *args: Any, **options: Any) -> Bounds:
+        return self.bound(*args, **options)
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """How bounds are computed. ``light``: memory per sample is that of a forward pass."""
+    """How bounds are computed: ``bound(engine, box, spec, statistics)``, with ``options`` as keywords.
+
+    ``differentiable``: whether gradients reach the weights; ``light``: memory per sample is that of a forward pass.
+    As a stage of certification it sees ``batch`` samples at once, and where it fails in float64 the relaxation
+    named ``fallback`` takes its place.
+    """
 
     name: str
     bound: BoundFunction
+    differentiable: bool = True
+    light: bool = False
+    help: str = ""
+    options: Options = field(default_factory=Options)
+    batch: int = 32
+    fallback: str | None = None
+
+    def configured(self, options: dict[str, Value]) -> Relaxation:
+        """The same with some options set."""
+        if not options:
+            return self
+        chosen = self.options.checked(f"relaxation {self.name!r}", options)
+        return replace(self, bound=partial(self.bound, **chosen))
+
+
+@dataclass(frozen=True)
+class SampleFunction:
+    """One number per sample, ``compute(engine, box, spec, statistics, *beside)``, of which the engine may do parts
+    in turn; tensors ``beside`` have one row per sample.
+
+    ``name`` and the rows of ``spec`` tell functions apart whose graphs differ in size.
+    """
+
+    name: str
+    compute: Callable[..., Tensor]
     differentiable: bool = True
     light: bool = False

@@ -20,7 +20,7 @@ def crown_slopes(lower: Tensor, upper: Tensor) -> Slopes:
     """CROWN's slopes; their derivatives in stable neurons' bounds are exactly 0.
 
     >>> [s.tolist() for s in crown_slopes(torch.tensor([-1.0, 1.0]), torch.tensor([3.0, 2.0]))]
-    [[1.0, 1.0], [-0.25, 0.0], [0.75, 0.0]]
+    [[1.0, 1.0], [-0.25, 0.0], [0.75, -0.0]]
     """
     alpha, excess, offset = _Slopes.apply(lower, upper)  # type: ignore[no-untyped-call]
     return alpha, excess, offset

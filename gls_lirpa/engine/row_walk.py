@@ -18,6 +18,8 @@ from gls_lirpa.engine.row_patches import (
     Window,
     below_patch,
     by_cells,
+    fills,
+    is_aligned,
     is_matrix,
     matrix,
     phases,
@@ -137,12 +139,13 @@ class _Walk:
             geometry, _ = below_patch(patch, layer, below)
             self._pass(below.name, replace(geometry, values=product.view(geometry.values.shape)), beyond=True)
         else:
-            key = (layer.name, "phases", patch.full, patch.phase)
+            aligned = is_aligned(patch, layer, below)
+            key = (layer.name, "phases", aligned, patch.phase)
             if patch.full:
                 patch, weight, layer = by_cells(patch, weight, layer, below)
             else:
                 patch = plain(patch, layer)
-            kernel = self._over.prepared(key, lambda: phases(weight, layer, full=patch.full))
+            kernel = self._over.prepared(key, lambda: phases(weight, layer, aligned=aligned))
             self._pass(below.name, transposed(patch, kernel, layer, below, self._rows), beyond=True)
 
     def _pass(self, name: str, patch: Patch, *, beyond: bool = False) -> None:
@@ -155,7 +158,7 @@ class _Walk:
             ones = torch.ones(1, *layer.shape, dtype=patch.values.dtype, device=patch.values.device)
             (inside,) = self._seen(layer, Window(patch, self._rows), (ones,), what="inside")
             patch = replace(patch, values=(patch.values.flatten(2) * inside).view_as(patch.values))
-        elif beyond and layer.kind not in ("relu", "input"):
+        elif beyond and (layer.kind not in ("relu", "input") or not fills(patch, layer)):
             patch = plain(patch, layer)
         self._pending[name] = patch if other is None else _merged(other, patch)
 

@@ -82,6 +82,13 @@ class State:
             yield State(self.network, tensors, self.box, {}, slopes, self.sparse, self.boxes)
 
 
+def relaxed(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, method: str) -> Bounds:
+    """IBP, CROWN-IBP, or CROWN with intermediate bounds intersected with intervals."""
+    if method == "IBP":
+        return ibp(network, tensors, box, spec)
+    return crown(network, tensors, box, spec, tighten=method == "CROWN")
+
+
 def ibp(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor) -> Bounds:
     """Interval arithmetic."""
     state = _forward(network, tensors, box, tighten=False, relax=False)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.batchnorm import normalised
 from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.engine.compat import default_dtype, load_lirpa
@@ -38,23 +38,6 @@ _KNOWN_LAYERS = (
     *("Identity", "Normalize", "MaxPool2d", "LeakyReLU", "Sigmoid", "Tanh", "Dropout", "Dropout2d", "ConvTranspose2d"),
     *("ReLU6", "Hardtanh", "ZeroPad2d", "ConstantPad2d", "ReflectionPad2d", "ReplicationPad2d", "CircularPad2d"),
 )
-
-
-@contextlib.contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Whatever happens inside, train/eval flags and ``requires_grad`` are as before afterwards.
-
-    auto_LiRPA sets ``requires_grad`` of the shared weights to the BoundedModule's own training flag.
-    """
-    training = {module: module.training for module in model.modules()}
-    grads = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    try:
-        yield
-    finally:
-        for module, flag in training.items():
-            module.training = flag
-        for parameter, flag in grads.items():
-            parameter.requires_grad = flag
 
 
 class _Messages(logging.Handler):
@@ -93,8 +76,7 @@ def count_classes(model: nn.Module, example: Tensor) -> int:
         raise DataError(f"expected a batch of floating-point inputs, got {tuple(example.shape)} of {example.dtype}")
     one = example[:1].detach().clone()
     try:
-        with torch.no_grad(), preserved(model):
-            model.eval()
+        with torch.no_grad(), evaluating(model):
             output = model(one)
     except RuntimeError as error:
         message = " ".join(str(error).split())[:200]
@@ -131,8 +113,8 @@ def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:
     logger.setLevel(logging.ERROR)
     propagate, logger.propagate = logger.propagate, False
     try:
-        with preserved(model), torch.no_grad():
-            model.eval()
+        # auto_LiRPA sets ``requires_grad`` of the shared weights to the BoundedModule's own training flag.
+        with evaluating(model), torch.no_grad():
             shown = rewritten(model)
             with default_dtype(example.dtype):
                 bounded = lirpa.bounded_module(shown, example, bound_opts=options, device=example.device)
@@ -156,12 +138,10 @@ def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:
 
 
 def _normalise(node: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    """BatchNorm with given statistics. torch's own is not differentiable in them, and in train mode
-    would replace them by those of whatever part of the batch is being bounded."""
+    """BatchNorm with given statistics: in train mode torch's own would replace them by those of whatever part of
+    the batch is being bounded."""
     node.current_mean, node.current_var = mean, var
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    scale = weight * torch.rsqrt(var + node.eps)
-    return x * scale.view(shape) + (bias - mean * scale).view(shape)
+    return normalised(x, mean, var, weight, bias, node.eps)
 
 
 def unsupported(who: str, model: nn.Module, message: str) -> UnsupportedLayerError:

@@ -6,21 +6,12 @@ estimate to the parameters' ``.grad``. Names for configuration files are in ``ES
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from gls_lirpa.base.registry import Registry
 from gls_lirpa.estimators.batchnorm import reset_batchnorm
 from gls_lirpa.estimators.grad import GRAD
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.pgpe import PGPE
 from gls_lirpa.estimators.protocol import Estimator
 from gls_lirpa.estimators.rgs import RGS
 from gls_lirpa.estimators.sam import SAM
 
-__all__ = ["ESTIMATORS", "GRAD", "PGPE", "RGS", "SAM", "Estimator", "reset_batchnorm"]
-
-# Each is called as ESTIMATORS.get(name)(loss, model, **options).
-ESTIMATORS: Registry[Callable[..., Estimator]] = Registry("estimator")
-ESTIMATORS.register("grad", GRAD)
-ESTIMATORS.register("rgs", RGS)
-ESTIMATORS.register("pgpe", PGPE)
-ESTIMATORS.register("sam", SAM)
+__all__ = ["ESTIMATORS", "GRAD", "PGPE", "RGS", "SAM", "Estimator", "EstimatorMethod", "reset_batchnorm"]

@@ -6,13 +6,14 @@ its ``Problem`` is the actor pool alone, and the blocks, seeds and sums are thos
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gls_lirpa.base import ray_session
 from gls_lirpa.base.checks import number
+from gls_lirpa.base.parcels import packed
+from gls_lirpa.base.ray_pool import Patience, deaths, last_line, original
 from gls_lirpa.errors import ConfigError, GLSError
 from gls_lirpa.estimators.pool import BLOCKS, Factory
 from gls_lirpa.estimators.transport import Shipment, describe, unpack
@@ -21,10 +22,7 @@ from gls_lirpa.estimators.worker import Task, Worker
 if TYPE_CHECKING:
     from gls_lirpa.estimators.problem import BlockProblem
 
-log = logging.getLogger(__name__)
-
 START_SECONDS = 300.0
-RETRIES = 2
 
 
 class ActorPool:
@@ -49,26 +47,20 @@ class ActorPool:
 
     def map(self, method: str, task: Task, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         problem = self._started()
-        errors = self._ray.exceptions
-        done = 0
-        for attempt in range(RETRIES + 1):
+        patience, done = Patience("the latest checkpoint can be resumed"), 0
+        while True:
             try:
                 for result in problem.each(method, self._shipped(task), blocks[done:]):
                     done += 1
                     yield unpack(result, self.worker.weights.device)
                 return
-            except errors.RayTaskError as error:
-                raise _original(error) from None
-            except (errors.RayActorError, errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
-                if attempt == RETRIES:
-                    raise GLSError(
-                        f"actors died {RETRIES + 1} times during one estimate (last: {_line(error)}); "
-                        "the latest checkpoint can be resumed"
-                    ) from error
-                log.warning("an actor died; replacing the actors and repeating what is missing")
+            except self._ray.exceptions.RayTaskError as error:
+                raise original(error) from None
+            except deaths(self._ray) as error:
+                patience.lost(error)
                 self._replace(problem)
-            except errors.RayError as error:
-                raise GLSError(f"Ray failed: {_line(error)}; the latest checkpoint can be resumed") from error
+            except self._ray.exceptions.RayError as error:
+                raise GLSError(f"Ray failed: {last_line(error)}; the latest checkpoint can be resumed") from error
 
     def close(self) -> None:
         if self._stop is not None:
@@ -91,9 +83,8 @@ class ActorPool:
         try:
             from gls_lirpa.estimators.problem import BlockProblem
 
-            problem = BlockProblem(
-                self._pickled(), self.worker.weights.names, actors=self.actors, gpus_per_actor=self.gpus_per_actor
-            )
+            parcel, names = packed(self._factory, what="the factory"), self.worker.weights.names
+            problem = BlockProblem(parcel, names, actors=self.actors, gpus_per_actor=self.gpus_per_actor)
         except BaseException:
             ray_session.release()
             raise
@@ -113,21 +104,15 @@ class ActorPool:
             problem.start()
             theirs = problem.descriptions(START_SECONDS)
         except errors.RayTaskError as error:
-            raise _original(error) from None
+            raise original(error) from None
         except errors.RayError as error:
-            raise GLSError(f"the actors could not start: {_line(error)}") from error
+            raise GLSError(f"the actors could not start: {last_line(error)}") from error
         if any(description != describe(self.worker) for description in theirs):
             raise ConfigError("the factory's model has other parameters, buffers or layers than the wrapped model")
 
     def _replace(self, problem: BlockProblem) -> None:
         problem.kill_actors()
         self._launch(problem)
-
-    def _pickled(self) -> bytes:
-        try:
-            return bytes(self._ray.cloudpickle.dumps(self._factory))
-        except Exception as error:
-            raise ConfigError(f"the factory cannot be sent to actors: {_line(error)}") from error
 
     def _shipped(self, task: Task) -> Any:
         """A reference to the task in Ray's store; both phases of an estimate use the same."""
@@ -141,17 +126,3 @@ def _stop(problem: BlockProblem, ray: Any) -> None:
     if problem.actors is not None and ray.is_initialized():
         problem.kill_actors()
     ray_session.release()
-
-
-def _original(error: Any) -> BaseException:
-    """The exception that the loss raised in the actor, without the remote traceback around it."""
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, Exception):
-        return cause
-    return GLSError(f"the loss failed in an actor: {_line(error)}")
-
-
-def _line(error: BaseException) -> str:
-    """The last line of a message that may be a whole remote traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.errors import DataError
 
 
@@ -68,17 +69,15 @@ def reset_batchnorm(model: nn.Module, loader: Iterable[Any]) -> None:
     layers = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not layers:
         return
-    flags = {m: m.training for m in model.modules()}
     saved = [(b, b.clone()) for layer in layers for b in layer.buffers(recurse=False)]
     pooled = {layer: _Pooled() for layer in layers}
     hooks = [layer.register_forward_pre_hook(_collect(pooled[layer])) for layer in layers]
     batches = 0
     device = next((t.device for t in [*model.parameters(), *model.buffers()]), torch.device("cpu"))
     try:
-        model.eval()
-        for layer in layers:
-            layer.train()
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(model):
+            for layer in layers:
+                layer.train()
             for batch in loader:
                 x = batch[0] if isinstance(batch, (tuple, list)) else batch
                 model(x.to(device))
@@ -88,8 +87,6 @@ def reset_batchnorm(model: nn.Module, loader: Iterable[Any]) -> None:
     finally:
         for hook in hooks:
             hook.remove()
-        for module, flag in flags.items():
-            module.training = flag
         for buffer, value in saved:
             buffer.data.copy_(value)
     for layer, statistics in pooled.items():

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.protocol import Base
 from gls_lirpa.estimators.worker import Loss, takes_generator
 
@@ -32,3 +33,6 @@ class GRAD(Base):
         value: Tensor = self.loss(*args, **kwargs)
         self.stats = {"loss": float(value.detach()), "spread": 0.0, "sigma": 0.0, "evaluations": 1.0}
         return value
+
+
+ESTIMATORS.register("grad", EstimatorMethod("grad", GRAD, help="plain backpropagation"))

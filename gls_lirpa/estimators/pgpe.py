@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from gls_lirpa.base.checks import number, require, whole
+from gls_lirpa.base.options import Option, Options
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.estimators.asking import Population, no_loss
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
@@ -37,6 +42,8 @@ class PGPE(Pooled):
     so that ``sigma_lr`` has no unit and loss scaling and accumulation cancel. With another kind of
     update rule call ``step()`` after it. ``sigma_lr=0`` keeps σ.
 
+    Whoever evaluates members elsewhere passes ``None`` for the loss and uses :meth:`ask` and :meth:`tell`.
+
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)
     >>> criterion = PGPE(lambda: 5 * net.weight.sum(), net, sigma=0.1, population=4000)
@@ -47,7 +54,7 @@ class PGPE(Pooled):
 
     def __init__(
         self,
-        loss: Loss,
+        loss: Loss | None,
         model: nn.Module,
         *,
         sigma: float,
@@ -72,7 +79,7 @@ class PGPE(Pooled):
         self.sigma_max_change = number("sigma_max_change", sigma_max_change)
         require(self.sigma_max_change < 1, "sigma_max_change < 1", sigma_max_change)
         super().__init__(
-            loss,
+            no_loss if loss is None else loss,
             model,
             params=params,
             seed=seed,
@@ -86,6 +93,7 @@ class PGPE(Pooled):
         self.sigma.requires_grad_()
         # A second leaf, whose "gradient" is the spread: what scales ∇σ on its way scales this alike.
         self._unit = torch.zeros((), dtype=self.weights.dtype, device=self.weights.device, requires_grad=True)
+        self._asked: Population | None = None
         _follow_optimizers(self)
 
     def set_sigma(self, value: float) -> None:
@@ -101,7 +109,37 @@ class PGPE(Pooled):
         self._watch_batchnorm(task)
         blocks = in_blocks(seeds)
         pairs = [pair for block in self._pool.map("pair_losses", task, [(b,) for b in blocks]) for pair in block]
-        losses = torch.tensor(pairs, dtype=torch.float64)
+        return self._estimate(task, blocks, torch.tensor(pairs, dtype=torch.float64))
+
+    def ask(self) -> Population:
+        """The next population of perturbed weights, θ + ε and θ − ε alternating: a sequence of
+        ``{name: tensor}``, each made when it is looked at.
+
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> _ = net.weight.data.fill_(1.0)
+        >>> criterion = PGPE(None, net, sigma=0.1, population=4000)
+        >>> members = criterion.ask()
+        >>> criterion.tell([5 * float(member["weight"]) for member in members]).backward()
+        >>> bool(abs(net.weight.grad.item() - 5) < 0.7)
+        True
+        """
+        seeds = self._seeds(self.population // 2)
+        task = self._task((), {}, None, self.sigma.detach().to(self.weights.device, copy=True))
+        self._asked = Population(self._worker, task, seeds)
+        return self._asked
+
+    def tell(self, losses: Sequence[float] | Tensor) -> Tensor:
+        """The mean of the losses of the members last asked for, in their order; its ``backward()`` delivers the
+        estimate. Raises ConfigError without a population, or for another number of losses."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            raise ConfigError("tell() needs a population: call ask() first, and once for each tell()")
+        values = torch.as_tensor(losses, dtype=torch.float64).detach().cpu()
+        require(values.shape == (len(asked),), f"{len(asked)} losses, one per member", tuple(values.shape))
+        return self._estimate(asked.task, in_blocks(asked.seeds), values.reshape(-1, 2))
+
+    def _estimate(self, task: Task, blocks: list[Any], losses: Tensor) -> Tensor:
+        """The mean loss of all pairs (n, 2), whose ``backward()`` delivers the gradients."""
         value = float(losses.mean())
         sigma = self.sigma.detach()
         self.stats = {
@@ -181,3 +219,25 @@ def _follow_optimizers(estimator: PGPE) -> None:
 
     handle = register_optimizer_step_post_hook(after)
     weakref.finalize(estimator, handle.remove)
+
+
+ESTIMATORS.register(
+    "pgpe",
+    EstimatorMethod(
+        "pgpe",
+        PGPE,
+        help="zeroth-order estimate from a population of perturbed networks",
+        options=Options(
+            Option("sigma", float, "standard deviation of the smoothing", strict=True),
+            Option("population", int, "perturbed networks per step", default=256, least=4, even=True),
+            Option("sigma_lr", float, "learning rate of sigma; 0 keeps it", default=SIGMA_LR),
+            Option("sigma_min", float, "least sigma (a tenth of the first one)", strict=True),
+            Option("sigma_max", float, "largest sigma (ten times the first one)", strict=True),
+            Option("sigma_max_change", float, "of sigma in one step, relative", default=0.2, strict=True),
+        ),
+        recipe={"sigma": 1e-3, "population": 256},
+        needs_gradient=False,
+        uses_actors=True,
+        cold_start="PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)",
+    ),
+)

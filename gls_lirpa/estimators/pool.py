@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
+from gls_lirpa.base.extras import require_installed
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators.worker import Loss, Task, Worker
 
@@ -68,6 +69,7 @@ def make_pool(
             )
         factory = own()
     # evotorch takes seconds to import, and only actors need it.
+    require_installed("ray", "evotorch", extra="actors", feature="actors > 0")
     from gls_lirpa.estimators.actors import ActorPool
 
     return ActorPool(worker, factory, actors=actors, ray_address=ray_address, gpus_per_actor=gpus_per_actor)

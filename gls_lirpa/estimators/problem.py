@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from evotorch import Problem
 from ray.util import ActorPool as RayActorPool
 
+from gls_lirpa.base.parcels import unpacked
 from gls_lirpa.estimators.transport import Shipment, build, describe, pack
 from gls_lirpa.estimators.worker import Task, Worker
 
@@ -86,6 +86,6 @@ class BlockProblem(Problem):  # type: ignore[misc]
             sys.path.extend(entry for entry in self._path if entry not in sys.path)
             device = torch.device(self._device_name)
             with device:
-                model, loss = pickle.loads(self._factory)()
+                model, loss = unpacked(self._factory)()
             self._worker = build(model, loss, self._names, device)
         return self._worker

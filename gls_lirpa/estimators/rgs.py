@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.checks import number, whole
+from gls_lirpa.base.options import Option, Options
 from gls_lirpa.errors import GLSError
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
@@ -110,3 +112,23 @@ class RGS(Pooled):
         parts = zip(signed, bounds, bounds[1:], strict=False)
         # A batch smaller than the number of parts leaves some of them empty.
         return [Member(seed, sign, (b - a) / rows, (a, b)) for (seed, sign), a, b in parts if b > a]
+
+
+ESTIMATORS.register(
+    "rgs",
+    EstimatorMethod(
+        "rgs",
+        RGS,
+        help="mean gradient of a few perturbed networks",
+        options=Options(
+            Option("sigma", float, "standard deviation of the smoothing"),
+            Option("samples", int, "perturbed networks per step", default=2, least=1),
+            Option("split", bool, "each part of the batch sees its own perturbation", default=False),
+            Option("relative", bool, "sigma in units of each layer's weights", default=False),
+            Option("antithetic", bool, "perturbations come in pairs of opposite sign", default=False),
+        ),
+        recipe={"sigma": 1e-3, "samples": 2},
+        uses_actors=True,
+        decays="sigma",
+    ),
+)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.checks import number
+from gls_lirpa.base.options import Option, Options
+from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.weights import Params
 from gls_lirpa.estimators.worker import Loss
 from gls_lirpa.estimators.wrapped import Wrapped
@@ -46,3 +48,15 @@ class SAM(Wrapped):
             return self._scalar(value)
         self.stats["sharpness"] = worst - value
         return self._deliver(value, second)
+
+
+ESTIMATORS.register(
+    "sam",
+    EstimatorMethod(
+        "sam",
+        SAM,
+        help="gradient at the worst nearby point",
+        options=Options(Option("rho", float, "radius of the ascent step", strict=True)),
+        recipe={"rho": 0.01},
+    ),
+)

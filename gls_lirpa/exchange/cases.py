@@ -112,7 +112,7 @@ def property_of(formula: Any, inputs: int, outputs: int) -> Property:
     >>> atoms = [("X", ((0, -1.0),), 0.0, False), ("X", ((0, 1.0),), 1.0, True), ("Y", ((0, 1.0),), 2.0, False)]
     >>> (case,) = property_of(["and", *atoms], 1, 1).cases
     >>> case.lower.tolist(), case.upper.tolist(), case.holds(np.array([1.0]))
-    ([0.0], [1.0], False)
+    ([-0.0], [1.0], False)
     """
     return Property(inputs, outputs, tuple(_cases(disjuncts(formula), inputs, outputs)))
 

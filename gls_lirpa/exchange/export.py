@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.extras import require_installed
 from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.exchange.constants import inline_constants
 from gls_lirpa.models.structure import fold_batchnorm
@@ -35,6 +37,7 @@ def write_onnx(model: nn.Module, in_shape: Sequence[int], path: str | Path, *, o
     >>> file.exists()
     True
     """
+    require_installed("onnx", "onnxruntime", extra="onnx", feature="writing ONNX files")
     path = _free(Path(path), overwrite)
     folded = fold_batchnorm(model).cpu().float().requires_grad_(False)
     x = torch.rand(3, *in_shape, generator=torch.Generator().manual_seed(0))
@@ -70,11 +73,8 @@ def _compare(model: nn.Module, content: bytes, x: Tensor) -> None:
     """The written network must answer as the one in memory does, for one sample and for several."""
     runtime: Any = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    training = {module: module.training for module in model.modules()}
-    with torch.no_grad():
-        expected = model.eval().cpu()(x)
-    for module, flag in training.items():
-        module.training = flag
+    with torch.no_grad(), evaluating(model):
+        expected = model.cpu()(x)
     for part in (x[:1], x):
         answer = torch.from_numpy(session.run(None, {"input": part.numpy()})[0])
         error = float((answer - expected[: len(part)]).abs().max())

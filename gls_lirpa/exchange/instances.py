@@ -62,7 +62,7 @@ def read_instances(path: Path) -> list[Instance]:
 
 
 @dataclass(frozen=True)
-class Result:
+class InstanceResult:
     """What is known of a row; ``verdict`` may also be error."""
 
     instance: Instance
@@ -97,16 +97,16 @@ class ResultFolder:
         except OSError as error:
             raise ConfigError(f"output folder {str(path)!r} cannot be written: {error.strerror}") from error
 
-    def add(self, instance: Instance, answer: Answer) -> Result:
+    def add(self, instance: Instance, answer: Answer) -> InstanceResult:
         """Append a row; its counterexample is written first, so no row lacks its file."""
         name = ""
         if answer.counterexample is not None:
             name = f"counterexamples/{instance.row}.txt"
             replace_file(self.path / name, (answer.counterexample.text() + "\n").encode())
-        return self._append(Result(instance, answer.verdict, answer.seconds, answer.reason, name))
+        return self._append(InstanceResult(instance, answer.verdict, answer.seconds, answer.reason, name))
 
-    def fail(self, instance: Instance, seconds: float, reason: str) -> Result:
-        return self._append(Result(instance, "error", seconds, reason))
+    def fail(self, instance: Instance, seconds: float, reason: str) -> InstanceResult:
+        return self._append(InstanceResult(instance, "error", seconds, reason))
 
     def write_vnncomp(self, category: str) -> Path:
         """The competition's own table: category, onnx, vnnlib, seconds of preparation, result, seconds."""
@@ -119,7 +119,7 @@ class ResultFolder:
         replace_file(file, _lines(rows))
         return file
 
-    def _append(self, result: Result) -> Result:
+    def _append(self, result: InstanceResult) -> InstanceResult:
         with self._table.open("ab") as file:
             file.write(_lines([result.cells()]))
         self.done[result.instance.row] = result
@@ -127,24 +127,29 @@ class ResultFolder:
 
     def _check_settings(self, limits: Limits) -> None:
         file = self.path / "settings.json"
-        content = {"stages": list(limits.stages), "seed": limits.seed, "max_nodes": limits.max_nodes}
+        content = {
+            "stages": list(limits.stages),
+            "seed": limits.seed,
+            "max_nodes": limits.max_nodes,
+            "bab": dataclasses.asdict(limits.bab),
+        }
         if file.exists() and json.loads(file.read_text()) != content:
             raise ConfigError(f"{str(self.path)!r} holds results made with other settings: choose another --out")
         replace_file(file, (json.dumps(content) + "\n").encode())
 
-    def _read(self, instances: list[Instance]) -> dict[int, Result]:
+    def _read(self, instances: list[Instance]) -> dict[int, InstanceResult]:
         if not self._table.exists():
             return {}
         content = self._table.read_text()
         whole = content[: content.rfind("\n") + 1]
         known = {instance.row: instance for instance in instances}
-        done: dict[int, Result] = {}
+        done: dict[int, InstanceResult] = {}
         for cells in list(csv.reader(io.StringIO(whole)))[1:]:
             instance = known.get(int(cells[0])) if len(cells) == len(COLUMNS) and cells[0].isdigit() else None
             if instance is None or cells[1:4] != [instance.onnx, instance.vnnlib, instance.timeout]:
                 raise CheckpointError(f"{str(self._table)!r} holds results of other instances: choose another --out")
             if cells[4] != "error":
-                done[instance.row] = Result(instance, cells[4], float(cells[5]), cells[6], cells[7])
+                done[instance.row] = InstanceResult(instance, cells[4], float(cells[5]), cells[6], cells[7])
         return done
 
 
@@ -166,7 +171,9 @@ def timed_answer(onnx: Path, vnnlib: Path, limits: Limits) -> Answer:
         return Answer("timeout", time.monotonic() - started)
 
 
-def decide_instances(table: Path, instances: list[Instance], folder: ResultFolder, limits: Limits) -> Iterator[Result]:
+def decide_instances(
+    table: Path, instances: list[Instance], folder: ResultFolder, limits: Limits
+) -> Iterator[InstanceResult]:
     """Decide the rows that ``folder`` lacks, one after the other; a row that fails does not stop the others."""
     for instance in instances:
         if instance.row in folder.done:

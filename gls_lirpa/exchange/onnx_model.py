@@ -195,7 +195,8 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise CheckpointError(f"ONNX files need the package {name}: {_line(error)}") from error
+        hint = "pip install 'gls-lirpa[onnx]'"
+        raise CheckpointError(f"ONNX files need the package {name} ({_line(error)}): {hint}") from error
 
 
 def _line(error: BaseException, *, without: str = " ") -> str:

@@ -61,7 +61,8 @@ def _parsed(text: str) -> Any:
     try:
         library: Any = importlib.import_module("vnnlib")
     except ImportError as error:
-        raise CheckpointError(f"VNN-LIB 2.0 files need the package vnnlib: {error}") from error
+        hint = "pip install 'gls-lirpa[onnx]'"
+        raise CheckpointError(f"VNN-LIB 2.0 files need the package vnnlib ({error}): {hint}") from error
     try:
         return library.parse_query_string(text)
     except library.VNNLibException as error:

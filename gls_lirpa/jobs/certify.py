@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch import nn
 
+from gls_lirpa.base.figures import can_draw
 from gls_lirpa.base.interruption import Interrupted
+from gls_lirpa.certification import SolverSettings
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.picture import draw_cactus
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
 from gls_lirpa.certification.report import ProgressReporter, result_table, write_table
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import StageOptions
-from gls_lirpa.certification.workers import WorkerPool
+from gls_lirpa.certification.workers import CascadePool
 from gls_lirpa.data import Split
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.jobs.targets import load_target
@@ -41,7 +43,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def certify_split(
-    cascade: Cascade | WorkerPool,
+    cascade: Cascade | CascadePool,
     split: Split,
     folder: RecordFolder,
     *,
@@ -50,7 +52,7 @@ def certify_split(
 ) -> Iterator[Record]:
     """Certify the first ``samples`` of a split that ``folder`` lacks; each record is written, then given."""
     due = [i for i in range(samples) if i not in folder.done]
-    if isinstance(cascade, WorkerPool):
+    if isinstance(cascade, CascadePool):
         yield from map(folder.add, cascade.run(split, due))
         return
     for start in range(0, len(due), batch_size):
@@ -70,6 +72,7 @@ def certify_job(
     stages: str | None = None,
     timeout: float = 60.0,
     max_nodes: int | None = None,
+    bab: Sequence[tuple[str, float]] = (),
     workers: int = 1,
     seed: int = 0,
     cross_check: bool = False,
@@ -82,8 +85,9 @@ def certify_job(
 ) -> Summary:
     """Certify the network of a run or a file, or go on with it, and close with a table and a picture.
 
-    ``dataset``: for a network file, see :func:`gls_lirpa.jobs.targets.load_target`. ``command`` is
-    what the user is told to repeat after an interruption.
+    ``dataset``: for a network file, see :func:`gls_lirpa.jobs.targets.load_target`. ``bab``: settings of
+    :class:`~gls_lirpa.certification.SolverSettings`, by name. ``command`` is what the user is told to repeat
+    after an interruption.
     """
     console = Console(stderr=True, quiet=quiet)
     if workers < 1:
@@ -92,7 +96,7 @@ def certify_job(
     radius = target.eps if eps is None else eps
     if radius is None:
         raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
-    options = StageOptions(max_nodes=max_nodes)
+    options = StageOptions(max_nodes=max_nodes, bab=SolverSettings.of(dict(bab)))
     settings = Settings(radius, stage_names(stages), timeout, seed, cross_check, options)
     chosen = target.dataset.split(split)
     number = _sample_count(samples, len(chosen))
@@ -112,9 +116,9 @@ def certify_job(
         resumed = len(folder.done)
         if resumed:
             console.print(f"{resumed} of {number} samples are in {folder_path} already", highlight=False)
-        cascade: Cascade | WorkerPool
+        cascade: Cascade | CascadePool
         if workers > 1:
-            cascade = WorkerPool(model, settings, workers=workers, folder=folder_path)
+            cascade = CascadePool(model, settings, workers=workers, folder=folder_path)
         else:
             cascade = Cascade(model, chosen.batch([0])[0], settings, folder=folder_path)
         try:
@@ -130,7 +134,8 @@ def certify_job(
     summary = Summary.of(records)
     summary.write(folder_path)
     write_table(records, folder_path / "records.csv")
-    draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
+    if can_draw():
+        draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
     Console(quiet=quiet).print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
     console.print(f"records, summary and picture: {folder_path}", highlight=False)
     return summary

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa import zoo
 from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.errors import CheckpointError, ConfigError, DataError
 from gls_lirpa.exchange.layers import Reshape, concatenated
@@ -46,6 +47,8 @@ def load_target(
 
     Networks from elsewhere take pixels in [0, 1]: normalising is part of them.
     """
+    if str(path).startswith(zoo.PREFIX):
+        return _zoo_target(str(path), dataset, data_root, net)
     if path.is_dir() or not path.exists():
         if dataset is not None and path.is_dir():
             raise ConfigError(f"--dataset is for network files, the run {str(path)!r} has its own: remove it")
@@ -65,6 +68,16 @@ def load_target(
     model = make_network(config, data)
     load_weights(model, _weights(path), f"file {str(path)!r}")
     return Target(model.eval(), data, None, "cpu", _beside(path))
+
+
+def _zoo_target(name: str, dataset: str | None, data_root: str | None, net: str | None) -> Target:
+    entry = zoo.info(name)
+    if net is not None:
+        raise ConfigError(f"{name!r} has its own network: remove --net")
+    data = load_dataset(dataset or entry.dataset, root=data_root or "data")
+    if (data.in_shape, data.classes) != (entry.in_shape, entry.classes):
+        raise DataError(f"{name!r} takes images of shape {entry.in_shape}, those of {data.name} have {data.in_shape}")
+    return Target(zoo.load(name), data, entry.eps, "cpu", Path("runs") / f"zoo-{entry.name}-certify")
 
 
 def _beside(path: Path) -> Path:

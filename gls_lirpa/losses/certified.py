@@ -40,8 +40,9 @@ class CertifiedLoss:
 
     ``loss`` names the worst-case term (``robust`` over ``relaxation``, ``pgd``, …; see ``LOSSES``)
     and ``natural_weight`` is κ. ``l1`` weighs Σ|w|. ``warmup`` weighs the tightness and balance
-    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. The network's
-    train/eval flag is obeyed; in train mode BatchNorm uses the clean batch's statistics.
+    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. ``teacher`` is the
+    network that a loss such as ``distill`` learns from. The network's train/eval flag is obeyed; in train mode
+    BatchNorm uses the clean batch's statistics.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> criterion = CertifiedLoss(model, "crown", eps=0.1)
@@ -61,6 +62,7 @@ class CertifiedLoss:
         l1: float = 0.0,
         warmup: float = 0.0,
         chunk_mib: int | None = None,
+        teacher: nn.Module | None = None,
         **options: float,
     ) -> None:
         if not 0.0 <= natural_weight <= 1.0:
@@ -72,6 +74,13 @@ class CertifiedLoss:
         self.eps = check_eps(eps)
         self.loss = LOSSES.get(loss)
         self._term = self.loss.configured(options)
+        if (teacher is not None) != self.loss.teacher:
+            raise ConfigError(
+                f"loss {self.loss.name!r} needs a teacher: a trained network, e.g. --teacher RUN"
+                if self.loss.teacher
+                else f"loss {self.loss.name!r} learns from no teacher: remove it, or use loss 'distill'"
+            )
+        self.teacher = teacher
         self._weights = {"natural_weight": natural_weight, "l1": l1, "warmup": warmup}
         self._chunk_mib = chunk_mib
         self._options = options
@@ -97,6 +106,7 @@ class CertifiedLoss:
             "eps": self.eps,
             "loss": self.loss.name,
             "chunk_mib": self._chunk_mib,
+            "teacher": copy.deepcopy(self.teacher).cpu() if self.teacher is not None else None,
         }
         return CertifiedLossFactory(copy.deepcopy(self.model).cpu(), options)
 
@@ -111,7 +121,8 @@ class CertifiedLoss:
         statistics: Statistics = {}
         if worst < 1.0 or in_train_mode(self.model):
             logits, statistics = engine.forward(x)
-        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator, growing=radius < self.eps)
+        growing = radius < self.eps
+        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator, growing, self.teacher)
         total = self._beside(batch, logits)
         return total + worst * self._term(batch) if worst > 0.0 else total
 

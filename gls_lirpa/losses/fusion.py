@@ -26,16 +26,15 @@ flow through l, u and p as well as through R.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.losses.checks import with_gradient_or_refusal
+from gls_lirpa.engine.relaxation import SampleFunction
+from gls_lirpa.losses.refusal import with_gradient_or_refusal
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 
@@ -54,17 +53,15 @@ def chord_weights(lower: Tensor, upper: Tensor) -> Tensor:
     return phi * torch.softmax(F.pad(-lower, (1, 0)), dim=1)[:, 1:]
 
 
-def fused(relaxation: Relaxation) -> Relaxation:
-    """``relaxation`` on the loss: its ``bound`` returns one lower bound of −loss per sample.
-
-    In this shape the engine's chunking by memory applies to it like to any other relaxation.
+def fused(relaxation: Relaxation) -> SampleFunction:
+    """The bound of each sample's loss, one row of ``relaxation`` each.
 
     >>> fused(RELAXATIONS.get("crown-ibp")).name
     'crown-ibp-fused'
     """
     ranges = RELAXATIONS.get("ibp")
 
-    def bound(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
+    def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Tensor:
         both = ranges.bound(engine, box, torch.cat([spec, -spec], dim=1), statistics).lower
         lower, upper = both[:, : spec.shape[1]], -both[:, spec.shape[1] :]
         weights = chord_weights(lower, upper)
@@ -74,21 +71,23 @@ def fused(relaxation: Relaxation) -> Relaxation:
         unfused = margin_cross_entropy(lower)
         resolution = torch.finfo(gain.dtype).eps
         loss = unfused + torch.log((1 - gain).clamp(min=resolution))
-        return Bounds(-torch.maximum(loss, margin_cross_entropy(upper)).unsqueeze(1), single.intermediate)
+        return torch.maximum(loss, margin_cross_entropy(upper))
 
-    return replace(relaxation, name=f"{relaxation.name}-fused", bound=bound)
+    return SampleFunction(
+        f"{relaxation.name}-fused", compute, differentiable=relaxation.differentiable, light=relaxation.light
+    )
 
 
 def robust_fused(batch: LossInput) -> Tensor:
     """An upper bound of the worst-case cross-entropy from one specification row per sample."""
-    loss = batch.engine.mean_loss(
-        batch.box, batch.y, fused(batch.relaxation), lambda lower: -lower.squeeze(1), statistics=batch.statistics
-    )
+    loss = batch.engine.mean(batch.box, batch.y, fused(batch.relaxation), statistics=batch.statistics)
     return with_gradient_or_refusal(batch, loss)
 
 
 LOSSES.register(
     "robust-fused",
-    Loss("robust-fused", robust_fused, bounds=True, options={}, relaxation="crown-ibp"),
+    Loss(
+        "robust-fused", robust_fused, bounds=True, relaxation="crown-ibp", help="one bound per sample, on the loss"
+    ),
     aliases=("loss-fusion", "fused"),
 )

@@ -5,8 +5,8 @@ STAPS over SABR's small box). In it, PGD through f₂ looks for the smallest mar
 
     z_j ≈ argmin over z ∈ [l, u] of f₂(z)_y − f₂(z)_j,    m_j = f₂(z_j)_y − f₂(z_j)_j,
 
-one attack per class (``multi=1``, in all published recipes, TinyImageNet's 200 classes included), or one
-point of large cross-entropy for all (``multi=0``). m_j underestimates the worst case over [l, u], which
+one attack per class (``multi``, in all published recipes, TinyImageNet's 200 classes included), or one
+point of large cross-entropy for all (``multi=False``). m_j underestimates the worst case over [l, u], which
 itself overestimates that over the input box. If f₂ is affine a converged attack is exact, and m_j are
 IBP's margins.
 
@@ -31,6 +31,7 @@ Like theirs, it is L_I alone while ε grows (``bounds_first``), which is also ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -40,12 +41,14 @@ from torch import Tensor, nn
 
 from gls_lirpa.attacks import Forward, pgd_points
 from gls_lirpa.base.boxes import Bounds, Box
+from gls_lirpa.base.options import Option, Options
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.engine.relaxation import SampleFunction
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.losses.checks import number, whole, with_gradient_or_refusal
-from gls_lirpa.losses.sabr import relu_box, shrinking, small_box
-from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
+from gls_lirpa.losses.refusal import with_gradient_or_refusal
+from gls_lirpa.losses.sabr import LAM, SHRINKAGE, relu_box, shrinking, small_box
+from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, margin_cross_entropy
 from gls_lirpa.models.structure import split_blocks
 from gls_lirpa.relaxations import Relaxation
 
@@ -175,14 +178,11 @@ class LatentAttack:
         return relu_box(*relus[len(relus) - self.relus - 1], self.shrinkage)
 
 
-def attacked(relaxation: Relaxation, attack: LatentAttack) -> Relaxation:
-    """TAPS's estimate in the shape of a relaxation, so that the engine's chunking by memory applies.
-
-    Its ``bound`` returns the attack's margins followed by those of the relaxation.
-    """
+def attacked_margins(relaxation: Relaxation, attack: LatentAttack) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A function of (engine, box, spec, statistics): the attack's margins and those of the relaxation."""
     inner = shrinking(relaxation, attack.shrinkage)
 
-    def bound(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
+    def margins(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
         tail = second_block(engine.model, attack.relus)
         bounds = inner.bound(engine, box, spec, statistics)
 
@@ -191,11 +191,23 @@ def attacked(relaxation: Relaxation, attack: LatentAttack) -> Relaxation:
                 logits: Tensor = tail(z)
             return logits
 
-        estimate = attack.margins(forward, attack.latent_box(bounds, engine.model), spec)
-        return Bounds(torch.cat([estimate, bounds.lower], dim=1), bounds.intermediate)
+        return attack.margins(forward, attack.latent_box(bounds, engine.model), spec), bounds.lower
+
+    return margins
+
+
+def product_loss(relaxation: Relaxation, attack: LatentAttack, *, scale: float) -> SampleFunction:
+    """TAPS's loss of each sample, for the engine's chunking by memory."""
+    margins = attacked_margins(relaxation, attack)
+
+    def compute(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -> Tensor:
+        estimate, bounded = margins(engine, box, spec, statistics)
+        return product(margin_cross_entropy(estimate), margin_cross_entropy(bounded), scale=scale)
 
     kind = "multi" if attack.multi else "single"
-    return replace(inner, name=f"{inner.name}-attacked-{kind}", bound=bound)
+    return SampleFunction(
+        f"{relaxation.name}-attacked-{kind}", compute, differentiable=relaxation.differentiable, light=relaxation.light
+    )
 
 
 def staps(
@@ -206,8 +218,8 @@ def staps(
     threshold: float,
     latent_steps: int,
     restarts: int,
-    multi: int,
-    bounds_first: int,
+    multi: bool,
+    bounds_first: bool,
     lam: float,
     steps: int,
     shrinkage: float,
@@ -217,46 +229,71 @@ def staps(
     source = batch.generator
     device = torch.device("cpu") if source is None else source.device
     attack = LatentAttack(
-        relus=whole("relus", relus),
-        threshold=number("threshold", threshold, least=1e-6, most=1.0),
-        steps=whole("latent_steps", latent_steps, least=1),
-        restarts=whole("restarts", restarts, least=1),
-        multi=bool(whole("multi", multi, most=1)),
-        shrinkage=number("shrinkage", shrinkage, most=1.0),
+        relus=relus,
+        threshold=threshold,
+        steps=latent_steps,
+        restarts=restarts,
+        multi=multi,
+        shrinkage=shrinkage,
         seed=int(torch.randint(2**63 - 1, (1,), generator=source, device=device)),
     )
-    scale = number("scale", scale)
-    if whole("bounds_first", bounds_first, most=1) and batch.growing:
-        second_block(batch.engine.model, attack.relus)  # says at the first step what would fail once ε has grown
-        relaxation, sample_loss = shrinking(batch.relaxation, attack.shrinkage), margin_cross_entropy
+    if bounds_first and batch.growing:
+        second_block(batch.engine.model, relus)  # says at the first step what would fail once ε has grown
+        loss = batch.engine.mean_loss(
+            box, batch.y, shrinking(batch.relaxation, shrinkage), margin_cross_entropy, statistics=batch.statistics
+        )
     else:
-        relaxation, sample_loss = attacked(batch.relaxation, attack), partial(_product_loss, scale=scale)
-    loss = batch.engine.mean_loss(box, batch.y, relaxation, sample_loss, statistics=batch.statistics)
+        function = product_loss(batch.relaxation, attack, scale=scale)
+        loss = batch.engine.mean(box, batch.y, function, statistics=batch.statistics)
     return with_gradient_or_refusal(batch, loss)
 
 
-def _product_loss(margins: Tensor, *, scale: float) -> Tensor:
-    """Per sample, from the attack's margins followed by the relaxation's."""
-    estimate, bounded = margins.chunk(2, dim=1)
-    return product(margin_cross_entropy(estimate), margin_cross_entropy(bounded), scale=scale)
-
-
-# Steps and restarts are the authors', 20 in the latent box and 10 for STAPS's point, as is the threshold.
-_OPTIONS = {
-    "relus": 1,
-    "scale": 4.0,
-    "threshold": 0.5,
-    "latent_steps": 20,
-    "restarts": 1,
-    "multi": 1,
-    "bounds_first": 1,
-}
+# Steps and restarts are the authors', 20 in the latent box and 10 for STAPS's point, as is the threshold. Where TAPS
+# cuts depends on the network; CTBench's places for CNN7 are in gls_lirpa.training.published.
+_OPTIONS = (
+    Option("relus", int, "ReLUs behind the cut", default=1),
+    Option("scale", float, "weight of TAPS's gradient against that of the bounds", default=4.0),
+    Option("threshold", float, "of the gradient connector", default=0.5, least=1e-6, most=1.0),
+    Option("latent_steps", int, "steps of the attack behind the cut", default=20, least=1),
+    Option("restarts", int, "of that attack", default=1, least=1),
+    Option("multi", bool, "one attack per class, or one for all", default=True),
+    Option("bounds_first", bool, "bounds alone while eps grows", default=True),
+)
+# Scales, λ and shrinkage are CTBench's (Mao et al. 2025); shrinkage at 2/255 alone.
 # Over the whole box (λ = 1) there is no point to look for: TAPS.
-_WHOLE_BOX = partial(staps, lam=1.0, steps=1, shrinkage=1.0)
-LOSSES.register("taps", Loss("taps", _WHOLE_BOX, bounds=True, options=_OPTIONS, relaxation="ibp"))
+LOSSES.register(
+    "taps",
+    Loss(
+        "taps",
+        partial(staps, lam=1.0, steps=1),
+        bounds=True,
+        options=Options(*_OPTIONS, SHRINKAGE),
+        relaxation="ibp",
+        help="bounds through the first layers, attacks through the rest",
+        published={
+            ("mnist", 0.1): {"scale": 4.0, "shrinkage": 1.0},
+            ("mnist", 0.3): {"scale": 4.0, "shrinkage": 1.0},
+            ("cifar10", 2 / 255): {"scale": 4.0, "shrinkage": 0.8},
+            ("cifar10", 8 / 255): {"scale": 2.0, "shrinkage": 1.0},
+            ("tinyimagenet", 1 / 255): {"scale": 8.0, "shrinkage": 1.0},
+        },
+    ),
+)
 LOSSES.register(
     "staps",
     Loss(
-        "staps", staps, bounds=True, options={**_OPTIONS, "lam": 0.4, "steps": 10, "shrinkage": 1.0}, relaxation="ibp"
+        "staps",
+        staps,
+        bounds=True,
+        options=Options(*_OPTIONS, LAM, replace(STEPS, default=10), SHRINKAGE),
+        relaxation="ibp",
+        help="TAPS over SABR's small box",
+        published={
+            ("mnist", 0.1): {"scale": 4.0, "lam": 0.4, "shrinkage": 1.0},
+            ("mnist", 0.3): {"scale": 4.0, "lam": 0.6, "shrinkage": 1.0},
+            ("cifar10", 2 / 255): {"scale": 2.0, "lam": 0.1, "shrinkage": 0.8},
+            ("cifar10", 8 / 255): {"scale": 2.0, "lam": 0.9, "shrinkage": 1.0},
+            ("tinyimagenet", 1 / 255): {"scale": 4.0, "lam": 0.6, "shrinkage": 1.0},
+        },
     ),
 )

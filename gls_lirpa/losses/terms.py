@@ -8,27 +8,28 @@ must see the network. A new loss is one such function and one ``LOSSES.register`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.options import Option, Options, Value
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.errors import ConfigError
-from gls_lirpa.losses.checks import with_gradient_or_refusal
+from gls_lirpa.losses.refusal import with_gradient_or_refusal
 from gls_lirpa.relaxations import Relaxation
 
 
 @dataclass(frozen=True)
 class LossInput:
     """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode; ``growing``
-    while the radius has not yet reached the one that is trained for."""
+    while the radius has not yet reached the one that is trained for; ``teacher`` for losses that learn from one."""
 
     engine: BoundEngine
     relaxation: Relaxation
@@ -38,6 +39,7 @@ class LossInput:
     statistics: Statistics
     generator: torch.Generator | None = None
     growing: bool = False
+    teacher: nn.Module | None = None
 
     @property
     def box(self) -> Box:
@@ -55,28 +57,44 @@ class LossInput:
 
 Term = Callable[[LossInput], Tensor]
 
+SAME_RADIUS = 1e-9
+"""Radii this close are the same: 2/255 may have been written in decimals."""
+
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by name. ``options`` are the keyword arguments of ``term`` with their defaults.
+    """A loss by name: ``term(batch, **options)``.
 
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
-    ``relaxation``: the one it was published with, for configurations that name none.
+    ``relaxation``: the one it was published with, for configurations that name none. ``teacher``: whether it
+    needs a trained network beside the one it trains. ``published``: options of the literature by (dataset, ε).
     """
 
     name: str
     term: Callable[..., Tensor]
     bounds: bool
-    options: dict[str, float]
+    options: Options = field(default_factory=Options)
     relaxation: str = "crown"
+    teacher: bool = False
+    help: str = ""
+    published: Mapping[tuple[str, float], dict[str, Value]] = field(default_factory=dict)
 
-    def configured(self, options: dict[str, float]) -> Term:
-        unknown = sorted(set(options) - set(self.options))
-        if unknown:
-            expected = ", ".join(self.options) or "none"
-            raise ConfigError(f"loss {self.name!r} has no option {unknown[0]!r}: expected {expected}")
-        chosen = {**self.options, **options}
-        return lambda batch: self.term(batch, **chosen)
+    def configured(self, options: Mapping[str, Value]) -> Term:
+        """The term with its options set, each of them checked."""
+        chosen = {**self.options.defaults(), **self.options.checked(f"loss {self.name!r}", options)}
+        return partial(self.term, **chosen)
+
+    def published_options(self, dataset: str, eps: float, *, relaxation: str | None = None) -> dict[str, Value]:
+        """The literature's options that apply to a relaxation; none where nothing was published.
+
+        >>> LOSSES.get("robust").published_options("mnist", 0.1)
+        {}
+        """
+        used = self.relaxation if relaxation is None else relaxation
+        for (name, radius), options in self.published.items():
+            if name == dataset and abs(radius - eps) < SAME_RADIUS:
+                return {key: value for key, value in options.items() if self.options[key].applies_to(used)}
+        return {}
 
 
 def margin_cross_entropy(margins: Tensor) -> Tensor:
@@ -107,6 +125,19 @@ def robust(batch: LossInput) -> Tensor:
 
 
 LOSSES: Registry[Loss] = Registry("loss")
-LOSSES.register("natural", Loss("natural", natural, bounds=False, options={}), aliases=("standard", "ce"))
-LOSSES.register("pgd", Loss("pgd", pgd, bounds=False, options={"steps": 8}), aliases=("adversarial",))
-LOSSES.register("robust", Loss("robust", robust, bounds=True, options={}), aliases=("certified",))
+STEPS = Option("steps", int, "steps of the attack", default=8, least=1)
+LOSSES.register(
+    "natural",
+    Loss("natural", natural, bounds=False, help="cross-entropy of the clean batch"),
+    aliases=("standard", "ce"),
+)
+LOSSES.register(
+    "pgd",
+    Loss("pgd", pgd, bounds=False, options=Options(STEPS), help="cross-entropy at adversarial points"),
+    aliases=("adversarial",),
+)
+LOSSES.register(
+    "robust",
+    Loss("robust", robust, bounds=True, help="cross-entropy over the relaxation's margins"),
+    aliases=("certified",),
+)

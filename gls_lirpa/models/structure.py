@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.batchnorm import batchnorm_map
 from gls_lirpa.errors import ConfigError
 
 _NORM_AFTER = {
@@ -114,8 +115,9 @@ def _fold(layer: Any, norm: Any) -> None:
             return torch.full((rows,), default, dtype=torch.float64)
         return tensor.detach().cpu().double()
 
-    scale = exact(norm.weight, 1.0) / torch.sqrt(exact(norm.running_var, 1.0) + norm.eps)
-    shift = (exact(layer.bias, 0.0) - exact(norm.running_mean, 0.0)) * scale + exact(norm.bias, 0.0)
+    statistics = exact(norm.running_mean, 0.0), exact(norm.running_var, 1.0)
+    scale, shift = batchnorm_map(*statistics, exact(norm.weight, 1.0), exact(norm.bias, 0.0), norm.eps)
+    shift = exact(layer.bias, 0.0) * scale + shift
     scaled = exact(weight, 0.0) * scale.reshape(-1, *[1] * (weight.dim() - 1))
     layer.weight = nn.Parameter(scaled.to(weight))
     layer.bias = nn.Parameter(shift.to(weight))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
-import itertools
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.base.registry import nearest
+from gls_lirpa.base.user_code import execute, importable, reported
 from gls_lirpa.errors import ConfigError
-
-_COUNTER = itertools.count()
 
 
 def load_user_model(
@@ -51,10 +48,10 @@ def load_user_model(
     if not file.is_file():
         raise ConfigError(f"network file {str(file)!r} does not exist")
     offered = {"in_shape": tuple(in_shape), "classes": classes, "mean": mean, "std": std}
-    with _seeded(seed), _importable(file.resolve().parent):
-        factory = _factory(_execute(file), attribute, spec)
+    with _seeded(seed), importable(file.resolve().parent):
+        factory = _factory(execute(file, what="network file"), attribute, spec)
         arguments = _accepted(factory, offered, spec)
-        with _reported(f"network factory {spec!r} failed"):
+        with reported(f"network factory {spec!r} failed"):
             model = factory(**arguments)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"network factory {spec!r} returned {type(model).__name__}, expected an nn.Module")
@@ -67,45 +64,6 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
-
-
-@contextlib.contextmanager
-def _importable(folder: Path) -> Iterator[None]:
-    """The user's file may import its neighbours."""
-    before = sys.path[:]
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-@contextlib.contextmanager
-def _reported(what: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into one line; the cause stays attached for --debug."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise ConfigError(f"{what}: {type(error).__name__}: {reason}") from error
-
-
-def _execute(file: Path) -> types.ModuleType:
-    # A fresh name for every load: the classes of two files called net.py must not mix.
-    name = f"_gls_lirpa_user_{next(_COUNTER)}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"network file {str(file)!r} is not a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickle look classes up by their module's name.
-    sys.modules[name] = module
-    try:
-        with _reported(f"network file {str(file)!r} cannot be run"):
-            spec.loader.exec_module(module)
-    except ConfigError:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _factory(module: types.ModuleType, attribute: str, spec: str) -> Callable[..., Any]:
@@ -134,11 +92,8 @@ def _accepted(factory: Callable[..., Any], offered: dict[str, Any], spec: str) -
 
 
 def _check_output(model: nn.Module, in_shape: tuple[int, ...], classes: int, spec: str) -> None:
-    training = model.training
-    model.eval()
-    with torch.no_grad(), _reported(f"network {spec!r} cannot take images of shape {in_shape}"):
+    with torch.no_grad(), evaluating(model), reported(f"network {spec!r} cannot take images of shape {in_shape}"):
         out = model(torch.zeros(2, *in_shape))
-    model.train(training)
     shape = tuple(out.shape) if isinstance(out, torch.Tensor) else type(out).__name__
     if shape != (2, classes):
         raise ConfigError(f"network {spec!r} gives {shape} for a batch of 2, expected {(2, classes)}")

@@ -4,6 +4,7 @@ from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Reporter, train
 from gls_lirpa.training.presets import PRESETS, get_preset, preset_of
+from gls_lirpa.training.reporters import Several, Silent
 from gls_lirpa.training.runs import Run, RunFolder, load_run
 from gls_lirpa.training.summary import write_summary
 
@@ -13,6 +14,8 @@ __all__ = [
     "Reporter",
     "Run",
     "RunFolder",
+    "Several",
+    "Silent",
     "TrainConfig",
     "get_preset",
     "load_run",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -14,14 +16,19 @@ from typing import Any
 import torch
 
 from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.checks import require
+from gls_lirpa.base.options import Value
 from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.estimators import ESTIMATORS
+from gls_lirpa.estimators import ESTIMATORS, EstimatorMethod
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import MODELS
 from gls_lirpa.models.initialization import INITIALIZERS
-from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation
+from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
+
+PADDINGS = ("edge", "zero")
 
 
 @dataclass(frozen=True)
@@ -36,19 +43,23 @@ class TrainConfig:
     data_root: str = "data"
     val_fraction: float = 0.1
     limit: int | None = None
+    padding: str = "edge"
     net: str = "cnn3"
     init: str = "ibp"
     init_from: str | None = None
+    teacher: str | None = None
 
     loss: str = "robust"
     relaxation: str = "crown"
     estimator: str = "grad"
     eps: float = 0.1
+    eps_factor: float = 1.0
     natural_weight: float = 0.0
     l1: float = 0.0
     warmup: float = 0.0
-    loss_options: dict[str, float] = field(default_factory=dict)
-    estimator_options: dict[str, float] = field(default_factory=dict)
+    loss_options: dict[str, Value] = field(default_factory=dict)
+    relaxation_options: dict[str, Value] = field(default_factory=dict)
+    estimator_options: dict[str, Value] = field(default_factory=dict)
     sigma_factor: float = 0.4
     sigma_per_lr: float | None = None
     actors: int = 0
@@ -80,44 +91,68 @@ class TrainConfig:
         }
         for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
-        if ".py:" not in self.net:
+        if ".py:" not in self.net and self.net != CUSTOM:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
+        wide = "eps_factor > 0 and eps * eps_factor <= 1"
+        require(0 < self.eps_factor < math.inf and self.trained_eps <= 1, wide, self.eps_factor)
+        if self.padding not in PADDINGS:
+            raise ConfigError(f"unknown padding {self.padding!r}: expected one of {', '.join(PADDINGS)}")
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < least:
-                raise ConfigError(f"expected {name} >= {least}, got {value}")
-        if self.grad_clip <= 0:
-            raise ConfigError(f"expected grad_clip > 0, got {self.grad_clip}")
-        if self.sigma_per_lr is not None and (self.estimator != "rgs" or not 0 <= self.sigma_per_lr < math.inf):
-            raise ConfigError(
-                f"expected sigma_per_lr >= 0 with estimator 'rgs', got {self.sigma_per_lr} with {self.estimator!r}"
-            )
+            require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
+        require(self.grad_clip > 0, "grad_clip > 0", self.grad_clip)
+        if self.sigma_per_lr is not None:
+            expected = f"a finite sigma_per_lr >= 0 with an estimator whose sigma decays, not with {self.estimator!r}"
+            usable = self.estimator_method.decays is not None and 0 <= self.sigma_per_lr < math.inf
+            require(usable, expected, self.sigma_per_lr)
         self.eps_schedule()
         self.lr_schedule()
-        LOSSES.get(self.loss).configured(self.loss_options)
-        bounds = LOSSES.get(self.loss).bounds and self.estimator != "pgpe"
-        if bounds and not RELAXATIONS.get(self.relaxation).differentiable:
+        loss, relaxation, estimator = LOSSES.get(self.loss), RELAXATIONS.get(self.relaxation), self.estimator_method
+        object.__setattr__(self, "loss_options", loss.options.checked(f"loss {self.loss!r}", self.loss_options))
+        object.__setattr__(self, "estimator_options", estimator.checked(self.estimator_options))
+        relaxation.configured(self.relaxation_options)
+        if loss.teacher != (self.teacher is not None):
+            raise ConfigError(
+                f"loss {self.loss!r} needs --teacher RUN, the run folder of a trained network"
+                if self.teacher is None
+                else f"loss {self.loss!r} learns from no teacher: remove --teacher, or use --loss distill"
+            )
+        if loss.bounds and estimator.needs_gradient and not relaxation.differentiable:
+            others = " or ".join(name for name in ESTIMATORS if not ESTIMATORS.get(name).needs_gradient)
             raise ConfigError(
                 f"relaxation {self.relaxation!r} has no gradient in the weights, which estimator {self.estimator!r} "
-                "needs: use --estimator pgpe, or a differentiable relaxation such as crown"
+                f"needs: use --estimator {others}, or a differentiable relaxation such as crown"
             )
 
+    @property
+    def trained_eps(self) -> float:
+        """The radius that training ends with; ``eps`` is the one to certify."""
+        return self.eps_factor * self.eps
+
+    @property
+    def estimator_method(self) -> EstimatorMethod:
+        return ESTIMATORS.get(self.estimator)
+
+    def chosen_relaxation(self) -> Relaxation:
+        """The relaxation with its options."""
+        return RELAXATIONS.get(self.relaxation).configured(self.relaxation_options)
+
     def eps_schedule(self) -> EpsSchedule:
-        return EpsSchedule(self.eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
+        return EpsSchedule(self.trained_eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
 
     def lr_schedule(self) -> StepDecay:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)
 
     def sigma_schedule(self) -> StepDecay | None:
-        """RGS's σ decays when the learning rate does, or is a multiple of it; PGPE's is learned."""
+        """Where σ decays when the learning rate does, or is a multiple of it (RGS; PGPE's is learned)."""
         if self.sigma_per_lr is not None:
             return StepDecay(self.sigma_per_lr * self.lr, factor=self.lr_factor, milestones=self.milestones)
-        sigma = self.estimator_options.get("sigma")
-        if self.estimator != "rgs" or sigma is None:
+        sigma = self.estimator_options.get(self.estimator_method.decays or "")
+        if sigma is None:
             return None
-        return StepDecay(sigma, factor=self.sigma_factor, milestones=self.milestones)
+        return StepDecay(float(sigma), factor=self.sigma_factor, milestones=self.milestones)
 
     @property
     def method(self) -> str:
@@ -129,11 +164,11 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     def replaced(self, values: dict[str, Any]) -> TrainConfig:
-        """A copy with some fields changed; the two option tables are merged, not replaced."""
+        """A copy with some fields changed; the option tables are merged, not replaced."""
         tables = {
             name: {**getattr(self, name), **values[name]}
-            for name in ("loss_options", "estimator_options")
-            if values.get(name)
+            for name in ("loss_options", "relaxation_options", "estimator_options")
+            if values.get(name) is not None
         }
         return dataclasses.replace(self, **{**checked_fields(values), **tables})
 
@@ -182,20 +217,21 @@ def _coerced(key: str, value: Any, hint: Any) -> Any:
     raise ConfigError(f"configuration key {key!r} must be of type {expected}, got {value!r}")
 
 
-def _number(key: str, option: str, value: Any) -> float:
-    if isinstance(value, (int, float)):
+def _number(key: str, option: str, value: Any) -> Value:
+    if isinstance(value, (bool, int, float)):
         return value
     raise ConfigError(f"{key}[{option!r}] must be a number, got {value!r}")
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """The fields in a JSON configuration file; unknown keys and code to be executed are refused."""
+    """The fields in a JSON or .toml configuration file; unknown keys and code to be executed are refused."""
+    kind = "TOML" if path.suffix.lower() == ".toml" else "JSON"
     try:
-        values = json.loads(path.read_text())
+        values = _toml(path.read_text()) if kind == "TOML" else json.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"configuration file {str(path)!r} is not valid JSON: {error}") from error
+        raise ConfigError(f"configuration file {str(path)!r} is not valid {kind}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"configuration file {str(path)!r} must hold one JSON object")
     fields = checked_fields(values)
@@ -205,3 +241,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
             "remove that key and name the network on the command line with --net"
         )
     return fields
+
+
+def _toml(text: str) -> dict[str, Any]:
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    values: dict[str, Any] = parser.loads(text)
+    return values

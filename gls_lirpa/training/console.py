@@ -8,17 +8,24 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gls_lirpa.base.lines import fitted
 from gls_lirpa.training.config import TrainConfig
+
+WIDE = 120
+"""A terminal of so many columns has room for a bar as well."""
 
 
 class ConsoleReporter:
-    """A progress bar with loss, ε, held-out accuracies, the share of unstable ReLUs, and a population's spread."""
+    """A progress bar with loss, held-out accuracies, ε, a population's σ and spread, and the share of unstable ReLUs.
+
+    Numbers for which the terminal is too narrow are left out, never cut.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
+            *([BarColumn(bar_width=20)] if console.width >= WIDE else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}"),
             TimeRemainingColumn(),
@@ -26,7 +33,8 @@ class ConsoleReporter:
             refresh_per_second=4,
         )
         self._epochs = 0
-        self._held_out = ""
+        self._held_out: list[str] = []
+        self._speed: list[str] = []
 
     def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None:
         self._epochs = config.epochs
@@ -40,27 +48,31 @@ class ConsoleReporter:
         self._steps_per_epoch = max(steps // max(config.epochs, 1), 1)
 
     def stepped(self, numbers: dict[str, float]) -> None:
-        text = f"loss {numbers['loss']:.3f}"
-        smoothed = numbers["sigma"] > 0
-        if smoothed:
-            text += f" ± {numbers['spread']:.2g}"
-        text += f" eps {numbers['eps']:.3f}"
-        if smoothed:
-            text += f" σ {numbers['sigma']:.1e}"
         done = self._progress.tasks[0].completed
         epoch = f"{min(int(done) // self._steps_per_epoch + 1, self._epochs)}/{self._epochs}"
-        self._progress.update(self._task, advance=1, epoch=epoch, numbers=text + self._held_out)
+        text = fitted(self._parts(numbers), self._room(epoch))
+        self._progress.update(self._task, advance=1, epoch=epoch, numbers=text)
+
+    def _parts(self, numbers: dict[str, float]) -> list[str]:
+        """The most wanted first."""
+        parts = [f"loss {numbers['loss']:.3f}", *self._held_out[:1], f"eps {numbers['eps']:.3f}"]
+        if numbers["sigma"] > 0:
+            parts += [f"σ {numbers['sigma']:.1e}", f"± {numbers['spread']:.2g}"]
+        return [*parts, *self._held_out[1:], *self._speed]
+
+    def _room(self, epoch: str) -> int:
+        """Columns that are left for the numbers, between the other columns and the spaces around them."""
+        total = len(str(self._progress.tasks[0].total))
+        bar = 21 if self._console.width >= WIDE else 0
+        return self._console.width - len(f"epoch {epoch} ") - bar - (2 * total + 2) - len(" 0:00:00")
 
     def epoch_ended(self, row: dict[str, Any]) -> None:
-        self._held_out = f" │ {row['held_out']}: nat {row['natural']:.1f} cert {row['certified']:.1f}"
-        self._held_out += f" unst {row['unstable']:.1f} %"
-        if row["sigma"] > 0:
-            self._held_out += f" │ {row['evaluations_per_second']:.0f} eval/s"
+        self._held_out = [f"nat {row['natural']:.1f} cert {row['certified']:.1f}", f"unst {row['unstable']:.1f} %"]
+        self._speed = [f"{row['evaluations_per_second']:.0f} eval/s"] if row["sigma"] > 0 else []
         if not self._console.is_terminal:
-            self._console.print(
-                f"epoch {row['epoch']}/{self._epochs} loss {row['loss']:.4f} eps {row['eps']:.4f}{self._held_out}",
-                highlight=False,
-            )
+            numbers = " ".join([*self._held_out, *self._speed])
+            line = f"epoch {row['epoch']}/{self._epochs} loss {row['loss']:.4f} eps {row['eps']:.4f}"
+            self._console.print(f"{line} │ {row['held_out']}: {numbers}", highlight=False, soft_wrap=True)
 
     def stopping(self) -> None:
         self._console.print("stopping after this step; Ctrl-C again stops at once")

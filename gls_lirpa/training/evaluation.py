@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.relaxations import Relaxation
@@ -34,21 +35,18 @@ def held_out_accuracy(
     device: str,
 ) -> HeldOut:
     """How good the network is on the first ``samples`` of a split, in eval mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     number = min(samples, len(split))
     natural = certified = unstable = neurons = 0
-    for start in range(0, number, 256):
-        x, y = split.batch(range(start, min(start + 256, number)), device)
-        right = model(x).argmax(1) == y
-        natural += int(right.sum())
-        if right.any():
-            spec = margin_spec(y[right], engine.classes, x.dtype)
-            bounds = engine.bounds(linf_box(x[right], eps), spec, relaxation)
-            certified += int((bounds.lower > 0).all(1).sum())
-            for lower, upper in bounds.intermediate.values():
-                unstable += int(((lower < 0) & (upper > 0)).sum())
-                neurons += lower.numel()
-    for module, mode in modes.items():
-        module.training = mode
+    with evaluating(model):
+        for start in range(0, number, 256):
+            x, y = split.batch(range(start, min(start + 256, number)), device)
+            right = model(x).argmax(1) == y
+            natural += int(right.sum())
+            if right.any():
+                spec = margin_spec(y[right], engine.classes, x.dtype)
+                bounds = engine.bounds(linf_box(x[right], eps), spec, relaxation)
+                certified += int((bounds.lower > 0).all(1).sum())
+                for lower, upper in bounds.intermediate.values():
+                    unstable += int(((lower < 0) & (upper > 0)).sum())
+                    neurons += lower.numel()
     return HeldOut(100.0 * natural / number, 100.0 * certified / number, 100.0 * unstable / max(neurons, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +12,59 @@ from rich.console import Console
 from gls_lirpa.data import DATASETS
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
-from gls_lirpa.losses import LOSSES
-from gls_lirpa.losses.literature import literature_options
-from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.losses import LOSSES, Loss
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
+from gls_lirpa.training.custom import CUSTOM
+from gls_lirpa.training.dry_run import describe, probe
+from gls_lirpa.training.logs import loggers
 from gls_lirpa.training.loop import train
-from gls_lirpa.training.presets import RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.presets import PRESETS, RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.published import published_cut, published_training
+from gls_lirpa.training.reporters import Several
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
-ESTIMATOR_OPTIONS = {
-    "rgs": ("sigma", "samples", "split", "relative"),
-    "pgpe": ("sigma", "population"),
-    "sam": ("rho",),
-    "grad": (),
-}
 DEFAULT_ESTIMATOR = "rgs"
 
 
 def make_config(options: dict[str, Any], config_file: Path | None = None) -> TrainConfig:
     """Preset, then configuration file, then options; later ones win.
 
-    ``paper`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε; without a preset
-    named, the tuned one applies.
+    ``paper``, ``literature`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε;
+    without a preset named, the tuned one applies.
 
     >>> make_config({"dataset": "mnist", "eps": 0.1, "estimator": "rgs"}).preset
     'mnist-0.1'
     """
     given = {key: value for key, value in options.items() if value is not None and value != ()}
-    fields = {**(read_config_file(config_file) if config_file else {}), **_fields(given)}
+    own = set(estimator_options())
+    fields = {key: value for key, value in given.items() if key != "assignments" and key not in own}
+    fields = {**(read_config_file(config_file) if config_file else {}), **fields}
     estimator = ESTIMATORS.canonical(fields.get("estimator", DEFAULT_ESTIMATOR))
-    dataset = DATASETS.canonical(fields.get("dataset", _dataset_of(fields.get("preset"))))
+    dataset = fields.get("dataset", _dataset_of(fields.get("preset")))
+    dataset = dataset if dataset == CUSTOM else DATASETS.canonical(dataset)
     preset = chosen_preset(fields.get("preset"), dataset, fields.get("eps"))
     base = get_preset(preset, estimator, fields.get("net", "cnn3")) if preset else estimator_defaults(estimator)
-    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0))}
+    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0), preset)}
+    assigned = _assigned(given.get("assignments", ()), LOSSES.get(base["loss"]), RELAXATIONS.get(base["relaxation"]))
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
     chosen = {**fields, "dataset": dataset, "estimator": estimator, "preset": preset}
-    return config.replaced({**chosen, **_estimator_options(estimator, given)})
+    return config.replaced(chosen).replaced({**assigned, "estimator_options": _estimator_options(estimator, given)})
 
 
-def _of_loss(fields: dict[str, Any], dataset: str, eps: float) -> dict[str, Any]:
-    """A loss brings the relaxation it was published with and its published options."""
+def _of_loss(fields: dict[str, Any], dataset: str, eps: float, preset: str | None) -> dict[str, Any]:
+    """A loss brings the relaxation it was published with and its published options; in a literature recipe also
+    its published training."""
     loss = LOSSES.get(fields.get("loss", "robust"))
     relaxation = RELAXATIONS.canonical(fields.get("relaxation", loss.relaxation))
-    options = literature_options(loss.name, dataset, eps, relaxation=relaxation)
-    return {"loss": loss.name, "relaxation": relaxation, "loss_options": options}
+    own: dict[str, Any] = {"loss": loss.name, "relaxation": relaxation, "teacher": fields.get("teacher")}
+    options = loss.published_options(dataset, eps, relaxation=relaxation)
+    if preset is None or PRESETS.get(preset).recipe != "literature":
+        return {**own, "loss_options": options}
+    cut = published_cut(loss.name, dataset, eps, net=fields.get("net", "cnn3"))
+    return {**own, "loss_options": {**options, **cut}, **published_training(loss.name, dataset, eps)}
 
 
 def _dataset_of(preset: str | None) -> str:
@@ -65,31 +73,64 @@ def _dataset_of(preset: str | None) -> str:
     return str(get_preset(preset, DEFAULT_ESTIMATOR)["dataset"])
 
 
-def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    own = {"assignments", *(key for keys in ESTIMATOR_OPTIONS.values() for key in keys)}
-    fields = {key: value for key, value in given.items() if key not in own}
-    if given.get("assignments"):
-        fields["loss_options"] = dict(given["assignments"])
-    return fields
+def estimator_options() -> dict[str, list[str]]:
+    """Every option of an estimator, and the estimators that have it.
+
+    >>> estimator_options()["sigma"]
+    ['pgpe', 'rgs']
+    """
+    found: dict[str, list[str]] = {}
+    for name in ESTIMATORS:
+        for option in ESTIMATORS.get(name).options:
+            found.setdefault(option, []).append(name)
+    return found
+
+
+def _assigned(assignments: Sequence[tuple[str, str]], loss: Loss, relaxation: Relaxation) -> dict[str, Any]:
+    """``--set name=value`` as options of the loss, or of the relaxation where only that has them."""
+    tables: dict[str, Any] = {"loss_options": {}, "relaxation_options": {}}
+    for name, text in assignments:
+        if name in relaxation.options and name not in loss.options:
+            tables["relaxation_options"][name] = relaxation.options[name].parsed(text)
+        else:
+            tables["loss_options"][name] = loss.options.of(f"loss {loss.name!r}", name).parsed(text)
+    return tables
 
 
 def _estimator_options(estimator: str, given: dict[str, Any]) -> dict[str, Any]:
-    named = {key: given[key] for keys in ESTIMATOR_OPTIONS.values() for key in keys if key in given}
+    users = estimator_options()
+    named = {key: given[key] for key in users if key in given}
     for key in named:
-        if key not in ESTIMATOR_OPTIONS[estimator]:
-            users = ", ".join(name for name, keys in ESTIMATOR_OPTIONS.items() if key in keys)
-            raise ConfigError(f"--{key} is an option of {users}, not of estimator {estimator!r}")
-    return {"estimator_options": named} if named else {}
+        if estimator not in users[key]:
+            flag = key.replace("_", "-")
+            raise ConfigError(f"--{flag} is an option of {', '.join(users[key])}, not of estimator {estimator!r}")
+    return named
 
 
-def train_job(*, config_file: Path | None, out: Path | None, resume: bool, options: dict[str, Any]) -> None:
-    """Train and close with where the results are and what to do next."""
+def train_job(
+    *,
+    config_file: Path | None,
+    out: Path | None,
+    resume: bool,
+    options: dict[str, Any],
+    dry_run: bool = False,
+    log: Sequence[str] = (),
+) -> None:
+    """Train and close with where the results are and what to do next; or say what would be trained.
+
+    ``log``: services that are told as well, see :data:`gls_lirpa.training.logs.LOGS`.
+    """
     console = Console(stderr=True)
     config = _resumed_config(out, options, config_file) if resume else make_config(options, config_file)
+    if dry_run:
+        Console(soft_wrap=True, highlight=False, markup=False).print(describe(config, probe(config)))
+        return
+    listeners = [ConsoleReporter(console), *loggers(log)]
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
-    if config.estimator == "pgpe" and config.init_from is None and not resume:
-        console.print("note: PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)")
-    trainer = train(config, folder, reporter=ConsoleReporter(console), resume=resume)
+    note = config.estimator_method.cold_start
+    if note and config.init_from is None and not resume:
+        console.print(f"note: {note}")
+    trainer = train(config, folder, reporter=Several(listeners), resume=resume)
     summary = write_summary(trainer, folder)
     if summary["natural"] is not None:
         console.print(

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,15 +16,18 @@ from torch.nn.utils import clip_grad_norm_
 
 from gls_lirpa.base.interruption import Interrupted, stop_requests
 from gls_lirpa.base.seeds import derived_seed
-from gls_lirpa.data import Dataset, batches
+from gls_lirpa.data import Augmentation, Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
+from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
-from gls_lirpa.estimators import ESTIMATORS, Estimator, reset_batchnorm
+from gls_lirpa.estimators import Estimator, reset_batchnorm
 from gls_lirpa.losses import LOSSES, CertifiedLoss
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, check_device
+from gls_lirpa.training.custom import FILE as DATA_FILE
+from gls_lirpa.training.custom import DataRecord, require_same
 from gls_lirpa.training.evaluation import held_out_accuracy
-from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, state_of
+from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, make_teacher, state_of
 
 CHECKPOINT_SECONDS = 300.0
 """Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
@@ -59,23 +62,28 @@ class Position:
 
 
 class Trainer:
-    """A run in memory: network, loss, estimator, optimizer and position."""
+    """A run in memory: network, loss, estimator, optimizer and position.
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+    ``model``: a network of the user's own, trained as it is, instead of the one the configuration names.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, model: nn.Module | None = None) -> None:
         self.config = config
         self.dataset = dataset
-        self.model = make_network(config, dataset).to(check_device(config.device))
+        self.model = (make_network(config, dataset) if model is None else model).to(check_device(config.device))
         if config.init_from is not None:
             load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
         options: dict[str, Any] = dict(config.loss_options)
+        teacher = make_teacher(config, dataset)
         self.criterion = CertifiedLoss(
             self.model,
-            config.relaxation,
-            eps=config.eps,
+            config.chosen_relaxation(),
+            eps=config.trained_eps,
             loss=config.loss,
             natural_weight=config.natural_weight,
             l1=config.l1,
             warmup=config.warmup,
+            teacher=None if teacher is None else teacher.to(config.device),
             **options,
         )
         self.estimator = make_estimator(config, self.criterion, self.model)
@@ -86,6 +94,12 @@ class Trainer:
         self._sigma = config.sigma_schedule()
         # BatchNorm cannot normalise a last batch of a single sample.
         self._drop_last = bool(batchnorms(self.model)) and len(dataset.train) % config.batch_size == 1
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The dataset's, padded as configured."""
+        own = self.dataset.augmentation
+        return own and replace(own, edge=self.config.padding == "edge")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -214,34 +228,41 @@ class Trainer:
 
 def make_estimator(config: TrainConfig, loss: CertifiedLoss, model: nn.Module) -> Estimator:
     """The configured estimator around the loss."""
-    options: dict[str, Any] = dict(config.estimator_options)
-    if config.estimator in ("rgs", "pgpe"):
-        options.update(
-            seed=config.seed,
-            actors=config.actors,
-            ray_address=config.ray_address,
-            gpus_per_actor=config.gpus_per_actor,
-        )
-    elif config.actors:
-        raise ConfigError(f"estimator {config.estimator!r} does not use actors: remove --actors, or use rgs or pgpe")
-    try:
-        return ESTIMATORS.get(config.estimator)(loss, model, **options)
-    except TypeError as error:
-        raise ConfigError(f"estimator {config.estimator!r}: {error}") from error
+    placement = {
+        "seed": config.seed,
+        "actors": config.actors,
+        "ray_address": config.ray_address,
+        "gpus_per_actor": config.gpus_per_actor,
+    }
+    return config.estimator_method.around(loss, model, config.estimator_options, placement=placement)
 
 
 def _monitor(config: TrainConfig) -> Relaxation:
     """The relaxation for held-out accuracy: the one trained with, where it is a plain one."""
-    chosen = RELAXATIONS.get(config.relaxation)
+    chosen = config.chosen_relaxation()
     return chosen if LOSSES.get(config.loss).bounds and chosen.differentiable else RELAXATIONS.get("crown-ibp")
 
 
-def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = False) -> Trainer:
-    """Train as configured into the run folder ``out``, or continue the run in it."""
+def train(
+    config: TrainConfig,
+    out: Path,
+    *,
+    reporter: Reporter,
+    resume: bool = False,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+) -> Trainer:
+    """Train as configured into the run folder ``out``, or continue the run in it.
+
+    ``dataset`` and ``model``: the user's own, where the configuration has ``custom`` for them.
+    """
     folder = RunFolder(out)
     if resume and config.to_dict() != folder.config().to_dict():
         raise ConfigError(f"run {str(out)!r} has another configuration: resume it without changing options")
-    trainer = Trainer(config, dataset_of(config))
+    if resume and dataset is not None:
+        require_same(out, dataset)
+    load_lirpa()  # where it is missing, say so before anything is written
+    trainer = Trainer(config, dataset_of(config) if dataset is None else dataset, model)
     if resume:
         if folder.checkpoint_file.exists():
             trainer.restore(load_file(folder.checkpoint_file), f"checkpoint {str(folder.checkpoint_file)!r}")
@@ -250,6 +271,8 @@ def train(config: TrainConfig, out: Path, *, reporter: Reporter, resume: bool = 
         folder.cut_metrics(trainer.position.epoch)
     else:
         folder.create(config)
+        if dataset is not None:
+            folder.write_json(DATA_FILE, asdict(DataRecord.of(dataset)))
     if not folder.checkpoint_file.exists():
         folder.save(folder.checkpoint_file, trainer.state())
     try:
@@ -282,7 +305,7 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
                 batch_size=config.batch_size,
                 seed=config.seed,
                 epoch=position.epoch,
-                augmentation=trainer.dataset.augmentation,
+                augmentation=trainer.augmentation,
                 device=config.device,
                 start=position.batch,
                 drop_last=trainer._drop_last,

@@ -18,14 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa import zoo
 from gls_lirpa.base.files import replace_file
+from gls_lirpa.base.provenance import commit
 from gls_lirpa.data import Dataset, load_dataset
 from gls_lirpa.engine.compat import versions
-from gls_lirpa.errors import CheckpointError, ConfigError
+from gls_lirpa.errors import CheckpointError, ConfigError, UnknownNameError
 from gls_lirpa.models import build_model, load_user_model
 from gls_lirpa.training import checksums
 from gls_lirpa.training.checksums import digest, read_checked, write_checked
 from gls_lirpa.training.config import TrainConfig, checked_fields
+from gls_lirpa.training.custom import CUSTOM
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self.write_json("versions.json", versions())
+            self.write_json("versions.json", {**versions(), "commit": commit()})
             write_checked(self.config_file, _json(config.to_dict()))
         except OSError as error:
             raise ConfigError(f"output folder {str(self.path)!r} cannot be written: {error.strerror}") from error
@@ -72,6 +75,8 @@ class RunFolder:
             raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
         try:
             return TrainConfig(**checked_fields(json.loads(read_checked(self.config_file))))
+        except UnknownNameError as error:
+            raise ConfigError(f"{error}; if a plugin defines it, add --plugin FILE") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
 
@@ -174,6 +179,8 @@ def load_weights(model: nn.Module, state: dict[str, Tensor], source: str) -> Non
 
 def dataset_of(config: TrainConfig, *, root: str | None = None) -> Dataset:
     """The data a configuration names, split by its seed; ``root`` where the files lie elsewhere now."""
+    if config.dataset == CUSTOM:
+        raise ConfigError("this run was trained on data passed as an object: use gls_lirpa.load_run(path, dataset=…)")
     return load_dataset(
         config.dataset,
         root=root or config.data_root,
@@ -185,6 +192,8 @@ def dataset_of(config: TrainConfig, *, root: str | None = None) -> Dataset:
 
 def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
     """The network a configuration names, for a dataset's images and classes."""
+    if config.net == CUSTOM:
+        raise ConfigError("this run's network was passed as an object: use gls_lirpa.load_run(path, model=…)")
     shape: dict[str, Any] = {
         "in_shape": dataset.in_shape,
         "classes": dataset.classes,
@@ -197,8 +206,28 @@ def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
     return build_model(config.net, init=config.init, **shape)
 
 
+def make_teacher(config: TrainConfig, dataset: Dataset) -> nn.Module | None:
+    """The trained network that a configuration's loss learns from, fixed and in eval mode.
+
+    A run folder says which network it is; a weight file must be of the student's.
+    """
+    if config.teacher is None:
+        return None
+    path = Path(config.teacher)
+    own = RunFolder(path).config() if path.is_dir() else config
+    if ".py:" in own.net and own.net != config.net:
+        raise ConfigError(
+            f"teacher {config.teacher!r} uses the network file {own.net!r}: only the student's own is executed"
+        )
+    model = make_network(own, dataset)
+    load_weights(model, state_of(path), f"--teacher {config.teacher!r}")
+    return model.eval().requires_grad_(False)
+
+
 def state_of(path: Path) -> dict[str, Tensor]:
-    """The weights in a run folder (final, else of the last checkpoint) or in a weight file."""
+    """The weights in a run folder (final, else of the last checkpoint), in a weight file, or of the zoo."""
+    if str(path).startswith(zoo.PREFIX):
+        return zoo.state(str(path))
     folder = RunFolder(path)
     if path.is_dir():
         file = folder.weights_file if folder.weights_file.exists() else folder.checkpoint_file

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
 
@@ -18,11 +19,6 @@ SHAPES = ("smooth", "linear", "none")
 # The 'smooth' curve of the IBP literature: a power of 4 over the first quarter, then a line.
 _POWER = 4
 _JOINT = 0.25
-
-
-def _require(condition: bool, expected: str, got: object) -> None:
-    if not condition:
-        raise ConfigError(f"expected {expected}, got {got!r}")
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,10 @@ class EpsSchedule:
     shape: str = "smooth"
 
     def __post_init__(self) -> None:
-        _require(0.0 <= self.target <= 1.0, "0 <= eps <= 1", self.target)
+        require(0.0 <= self.target <= 1.0, "0 <= eps <= 1", self.target)
         for name in ("warmup_epochs", "anneal_epochs"):
             value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, f"{name} >= 0", value)
+            require(math.isfinite(value) and value >= 0, f"{name} >= 0", value)
         if self.shape not in SHAPES:
             hint = nearest(str(self.shape), list(SHAPES))
             raise ConfigError(f"unknown eps shape {self.shape!r}: expected one of {', '.join(SHAPES)}{hint}")
@@ -91,13 +87,13 @@ class StepDecay:
     milestones: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.base) and self.base >= 0, "base >= 0", self.base)
-        _require(0.0 < self.factor <= 1.0, "0 < factor <= 1", self.factor)
+        require(math.isfinite(self.base) and self.base >= 0, "base >= 0", self.base)
+        require(0.0 < self.factor <= 1.0, "0 < factor <= 1", self.factor)
         milestones = tuple(self.milestones)
         object.__setattr__(self, "milestones", milestones)
         for milestone in milestones:
-            _require(math.isfinite(milestone) and milestone >= 0, "milestones >= 0", milestone)
-        _require(list(milestones) == sorted(set(milestones)), "increasing milestones", milestones)
+            require(math.isfinite(milestone) and milestone >= 0, "milestones >= 0", milestone)
+        require(list(milestones) == sorted(set(milestones)), "increasing milestones", milestones)
 
     def at(self, epoch: float) -> float:
         """The value at a (fractional) epoch."""

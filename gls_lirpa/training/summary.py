@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.base.figures import new_figure, save_figure
+from gls_lirpa.base.figures import can_draw, curve_look, new_figure, save_figure
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import RunFolder
@@ -33,7 +33,7 @@ def write_summary(trainer: Trainer, out: Path) -> dict[str, Any]:
         "certified": last.get("certified"),
     }
     folder.write_json("summary.json", summary)
-    if rows:
+    if rows and can_draw():
         draw_curve(
             rows, out / "curve.png", title=f"{config.method} · {config.net} · {config.dataset} · ε={config.eps:.4g}"
         )
@@ -46,13 +46,13 @@ def draw_curve(rows: list[dict[str, Any]], file: Path, *, title: str) -> None:
     figure = new_figure(7, 5)
     upper, lower = figure.subplots(2, 1, sharex=True)
     upper.set_title(title, fontsize=10)
-    upper.plot(epochs, [row["loss"] for row in rows], "k-", label="training loss")
+    upper.plot(epochs, [row["loss"] for row in rows], label="training loss", **curve_look(0, len(rows)))
     upper.set_ylabel("training loss")
     radius = upper.twinx()
     radius.plot(epochs, [row["eps"] for row in rows], "k:", label="ε")
     radius.set_ylabel("ε (dotted)")
-    lower.plot(epochs, [row["natural"] for row in rows], "k-", marker="o", markersize=3, label="natural")
-    lower.plot(epochs, [row["certified"] for row in rows], "k--", marker="s", markersize=3, label="certified")
+    for index, name in enumerate(("natural", "certified")):
+        lower.plot(epochs, [row[name] for row in rows], label=name, **curve_look(index, len(rows)))
     lower.set_ylabel(f"accuracy on {rows[-1]['held_out']} [%]")
     lower.set_xlabel("epoch")
     lower.set_ylim(0, 100)

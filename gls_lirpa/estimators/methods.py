@@ -1,0 +1,55 @@
+"""Estimators by name: how each is built, its options, and what training must know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gls_lirpa.base.options import Options, Value
+from gls_lirpa.base.registry import Registry
+from gls_lirpa.errors import ConfigError
+from gls_lirpa.estimators.protocol import Estimator
+
+
+@dataclass(frozen=True)
+class EstimatorMethod:
+    """An estimator by name: ``build(loss, model, **options)``.
+
+    ``needs_gradient``: of the loss in the weights; ``uses_actors``: takes ``actors``, ``ray_address``,
+    ``gpus_per_actor`` and ``seed``. ``recipe``: options where no preset has others. ``decays``: the option that a
+    training run decays with the learning rate. ``cold_start``: what a user is told who starts from random weights.
+    """
+
+    name: str
+    build: Callable[..., Estimator]
+    help: str = ""
+    options: Options = field(default_factory=Options)
+    recipe: Mapping[str, Value] = field(default_factory=dict)
+    needs_gradient: bool = True
+    uses_actors: bool = False
+    decays: str | None = None
+    cold_start: str = ""
+
+    def checked(self, options: Mapping[str, Any]) -> dict[str, Value]:
+        """Options in their types; what is unknown or out of range is refused."""
+        return self.options.checked(f"estimator {self.name!r}", options)
+
+    def around(self, loss: Any, model: Any, options: Mapping[str, Any], *, placement: Mapping[str, Any]) -> Estimator:
+        """The estimator around a loss; ``placement`` is where and from which seed it is computed, if it can be told.
+
+        >>> from torch import nn
+        >>> method = ESTIMATORS.get("rgs")
+        >>> method.around(lambda: None, nn.Linear(1, 1), {"sigma": 0.1}, placement={"seed": 3}).sigma
+        0.1
+        """
+        if not self.uses_actors and placement.get("actors"):
+            users = " or ".join(name for name in ESTIMATORS if ESTIMATORS.get(name).uses_actors)
+            raise ConfigError(f"estimator {self.name!r} does not use actors: remove --actors, or use {users}")
+        try:
+            return self.build(loss, model, **{**self.checked(options), **(placement if self.uses_actors else {})})
+        except TypeError as error:
+            raise ConfigError(f"estimator {self.name!r}: {error}") from error
+
+
+ESTIMATORS: Registry[EstimatorMethod] = Registry("estimator")
