@@ -7,7 +7,7 @@ FAST_TESTS := tests/test_arrows.py tests/test_habits.py tests/test_registry.py t
 # Ray keeps the authentication token of a process's first session: one process for each of these.
 RAY_TESTS := tests/test_actors.py tests/test_bench_ray.py tests/test_exchange_cli.py tests/test_training_gls.py
 
-.PHONY: setup dev demo fast test coverage bench hooks zoo dist docs clean
+.PHONY: setup dev demo fast test coverage bench hooks zoo dist docs notebooks clean
 
 setup: .venv/.setup
 dev: .venv/.dev
@@ -33,6 +33,8 @@ fast: .venv/.dev
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(FAST_TESTS)
 
+# make test LIRPA=path/to/auto_LiRPA's/repository: against that version instead of the installed one
+test: export PYTHONPATH := $(LIRPA)
 test: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -62,6 +64,10 @@ dist: .venv/.dev
 	rm -rf dist build
 	$(BIN)/python -c "from setuptools import build_meta as b; b.build_wheel('dist'); b.build_sdist('dist')"
 	rm -rf build
+
+# Run the notebooks and keep their outputs
+notebooks: .venv/.dev
+	$(BIN)/jupyter-execute --inplace examples/*.ipynb
 
 # The documentation as pages, without network, in site/
 docs: .venv/.dev

@@ -51,21 +51,20 @@ def commands_page() -> str:
     for name in COMMANDS:
         command = main.get_command(context, name)
         assert command is not None
-        lines += [f"## glscert {name}", "", "```text", _help(command, name, context), "```", ""]
+        lines += [f"## glscert {name}", "", "```text", _help(command, name), "```", ""]
         if isinstance(command, click.Group):
             for inner, sub in command.commands.items():
-                lines += [f"### glscert {name} {inner}", "", "```text", _help(sub, f"{name} {inner}", context), "```", ""]
+                text = _help(sub, f"{name} {inner}")
+                lines += [f"### glscert {name} {inner}", "", "```text", text, "```", ""]
     return "\n".join(lines)
 
 
-def _help(command: Any, name: str, parent: Any) -> str:
+def _help(command: Any, name: str) -> str:
     import click
 
-    context = click.Context(command, info_name=f"glscert {name}", terminal_width=100, max_content_width=100)
-    try:
-        command.parse_args(context, ["--help"])  # fills in what comes from the tables of methods
-    except click.exceptions.Exit:
-        pass
+    settings = {"terminal_width": 100, "max_content_width": 100, "resilient_parsing": True}
+    context = click.Context(command, info_name=f"glscert {name}", **settings)
+    command.parse_args(context, [])  # fills in what comes from the tables of methods
     return str(command.get_help(context))
 
 

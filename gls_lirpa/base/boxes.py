@@ -13,7 +13,12 @@ from gls_lirpa.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Box:
-    """All x with lower ≤ x ≤ upper, elementwise, in pixel space; one box per sample."""
+    """All x with lower ≤ x ≤ upper, elementwise, in pixel space; one box per sample.
+
+    >>> box = Box(torch.zeros(2, 3), torch.ones(2, 3))
+    >>> len(box), box[:1].center.tolist()
+    (2, [[0.5, 0.5, 0.5]])
+    """
 
     lower: Tensor
     upper: Tensor

@@ -1,0 +1,106 @@
+"""The documentation: it is built without warnings, and every public name, command and option is in it."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gls_lirpa
+
+ROOT = Path(__file__).parents[1]
+PUBLIC = [name for name in gls_lirpa.__all__ if callable(getattr(gls_lirpa, name))]
+
+
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs" / "hooks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_public_name_is_on_the_api_page() -> None:
+    page = hooks().api_page()
+    for name in gls_lirpa.__all__:
+        assert f"::: gls_lirpa.{name}\n" in page or f"## `gls_lirpa.{name}`" in page
+    for module, names in hooks().FURTHER.items():
+        assert all(hasattr(importlib.import_module(module), name) for name in names)
+
+
+def test_every_command_and_option_is_on_the_commands_page() -> None:
+    from glscert.__main__ import COMMANDS
+
+    page = hooks().commands_page()
+    for name in COMMANDS:
+        assert f"## glscert {name}\n" in page
+    for option in ("--relaxation", "--sigma", "--dry-run", "--log", "--cross-check", "--vnnlib", "--epochs-scale"):
+        assert option in page
+
+
+def test_every_method_and_key_is_documented() -> None:
+    made = hooks()
+    methods, options, config = (ROOT / "docs/reference/methods.md").read_text(), made.options_page(), made.config_page()
+    from gls_lirpa.estimators import ESTIMATORS
+    from gls_lirpa.losses import LOSSES
+    from gls_lirpa.relaxations import RELAXATIONS
+    from gls_lirpa.training import TrainConfig
+
+    for table in (LOSSES, RELAXATIONS, ESTIMATORS):
+        for name in table:
+            if not name.startswith("test-"):
+                assert f"| `{name}` |" in options and f"`{name}`" in methods
+    for name in TrainConfig.__dataclass_fields__:
+        assert f"| `{name}` |" in config
+
+
+def test_no_link_of_the_pages_is_broken() -> None:
+    made = hooks()
+    generated = {f"reference/{name}.md" for name in made.GENERATED}
+    pictures = {f"pictures/{file.name}" for file in (ROOT / "benchmarks/pictures").glob("*.png")}
+    folder = ROOT / "docs"
+    for page in folder.rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if not link.startswith("http"):
+                target = (page.parent / link).resolve().relative_to(folder)
+                assert (folder / target).exists() or str(target) in generated | pictures, f"{page}: {link}"
+
+
+def test_documentation_is_built_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings_handlers.python")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path / "site")]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    api = (tmp_path / "site" / "reference" / "api.html").read_text()
+    for name in PUBLIC:
+        assert f'id="gls_lirpa.{name}"' in api or f">{name}<" in api, name
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_have_a_text_and_an_example_that_runs(name: str) -> None:
+    item = getattr(gls_lirpa, name)
+    assert inspect.getdoc(item), f"{name} has no docstring"
+    if isinstance(item, type) and (issubclass(item, Exception) or name in WITHOUT_EXAMPLE):
+        return
+    examples = doctest.DocTestFinder(recurse=True).find(item, name, globs=dict(vars(sys.modules[item.__module__])))
+    assert any(test.examples for test in examples), f"{name} has no example"
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    for test in examples:
+        assert runner.run(test).failed == 0, f"the example of {name} fails"
+
+
+WITHOUT_EXAMPLE = ("Bounds", "Relaxation", "TrainedRun", "Radii")
+"""Plain records, which functions with examples return."""
+
+
+def test_modules_are_not_mistaken_for_names() -> None:
+    assert isinstance(gls_lirpa.zoo, types.ModuleType)
