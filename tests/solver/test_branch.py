@@ -186,9 +186,9 @@ def test_the_second_tree_goes_on_where_the_first_stops(hard: Property) -> None:
 
 
 def test_both_trees_share_the_node_limit(hard: Property) -> None:
-    stopped = search_of(replace(WEAK, group_iterations=5, first_nodes=8, max_nodes=20), hard)
+    stopped = search_of(replace(WEAK, group_iterations=5, first_nodes=8, max_nodes=14), hard)
     first = search_of(replace(WEAK, group_iterations=5, first_nodes=8, max_nodes=8), hard)
-    assert first.nodes <= 8 < stopped.nodes <= 20
+    assert first.nodes <= 8 < stopped.nodes <= 14
     assert stopped.exhausted and (stopped.lower >= first.lower).all() and (stopped.lower <= hard.minima + 1e-5).all()
 
 
@@ -206,12 +206,12 @@ def test_new_slopes_on_the_way_down_keep_the_limit_and_the_verdict(at_once: int,
         ended += stopped.exhausted
         # What waits for its slopes is as open as what is queued.
         assert stopped.exhausted == (float(stopped.lower.min()) <= proof)
-    assert 10 <= ended < 40
+    assert 5 <= ended < 40
     again = search_of(replace(settings, max_nodes=limit), hard)
     assert torch.equal(again.lower, stopped.lower) and again.nodes == stopped.nodes
 
 
-@pytest.mark.parametrize(("fitting", "sizes"), [(0, [2, 1]), (1, [2, 1, 1, 1, 1]), (2, [2, 1, 2, 4, 2])])
+@pytest.mark.parametrize(("fitting", "sizes"), [(0, [2, 1]), (1, [2, 1, 1, 1, 1]), (2, [2, 2, 2, 1, 1])])
 def test_fewer_or_no_slopes_where_they_get_too_large(
     fitting: int, sizes: list[int], hard: Property, monkeypatch: pytest.MonkeyPatch
 ) -> None:
