@@ -21,16 +21,17 @@ from torch import Tensor
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.attack import pgd
-from gls_lirpa.certification.branch import BranchAndBound
-from gls_lirpa.certification.milp import ExactOracle
+from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Stage, Subject
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.split import FormBuilder
-from gls_lirpa.engine.split_bounds import SplitBounds
-from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.solver.ascent import optimise
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.builder import FormBuilder
+from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.facets import facets_of
+from gls_lirpa.solver.tighten import tightened
 from gls_lirpa.training.runs import Run, load_run
 
 
@@ -95,19 +96,19 @@ def verdicts(stage: Stage, subject: Subject, samples: OpenSamples, *, timeout: f
 
 
 def batching(subject: Subject, samples: OpenSamples, *, sizes: tuple[int, ...] = (1, 16, 64, 256)) -> None:
-    """Subproblems per second for one sample, twenty iterations each, by batch size: wall clock and processor time."""
+    """Domains per second for one sample, twenty iterations each, by batch size: wall clock and processor time."""
     sample = some(samples, slice(0, 1))
     spec = margin_spec(sample.labels, subject.engine.classes)[0][~sample.proven[0]]
     with torch.no_grad():
         form = tightened(FormBuilder(subject.model, sample.x).form(sample.box, spec), iterations=20)
-        bounds = SplitBounds(form, hull=hull_of(form, iterations=20))
+        bounds = SplitBounds(form, facets=facets_of(form, iterations=20))
         generator = torch.Generator().manual_seed(0)
         rates: dict[int, tuple[float, float]] = {}
         for size in sizes:
-            batch = bounds.start(torch.zeros(size, dtype=torch.long))
+            batch = Domains.roots(form, torch.zeros(size, dtype=torch.long))
             signs = torch.randint(-9, 10, batch.signs.shape, generator=generator)
             batch = replace(batch, signs=torch.where(signs.abs() == 9, signs.sign(), 0).to(torch.int8))
-            work = partial(bounds.optimise, batch, iterations=20, target=1e9)
+            work = partial(optimise, bounds, batch, iterations=20, target=1e9)
             work()
             repeats = max(3, 64 // size)
             wall, processor = time.monotonic(), time.process_time()
@@ -118,7 +119,7 @@ def batching(subject: Subject, samples: OpenSamples, *, sizes: tuple[int, ...] =
     for size, (wall, processor) in rates.items():
         times, more = wall / rates[1][0], processor / rates[1][1]
         print(
-            f"batch {size:4}: {wall:7.1f} subproblems/s ({times:.1f}x), "
+            f"batch {size:4}: {wall:7.1f} domains/s ({times:.1f}x), "
             f"{processor:7.1f} per second of processor ({more:.1f}x)"
         )
 
@@ -133,9 +134,11 @@ def main() -> None:
     options = parser.parse_args()
     subject, samples = left_open(load_run(options.run, data_root=options.data_root), options.samples)
     batching(subject, samples)
-    ours = verdicts(BranchAndBound(), subject, samples, timeout=options.timeout)
+    ours = verdicts(CompleteStage("bab"), subject, samples, timeout=options.timeout)
     if options.milp:
-        theirs = verdicts(ExactOracle(), subject, some(samples, slice(0, options.milp)), timeout=options.timeout)
+        theirs = verdicts(
+            CompleteStage("milp"), subject, some(samples, slice(0, options.milp)), timeout=options.timeout
+        )
         wrong = sum({a, b} == {"verified", "counterexample"} for a, b in zip(ours, theirs, strict=False))
         print(f"contradictions: {wrong}")
 

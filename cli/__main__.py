@@ -12,6 +12,7 @@ COMMANDS = {
     "train": "Train a network with certified training.",
     "certify": "Certify a network sample by sample, or decide properties of it.",
     "bench": "Run a suite of trainings and certifications and write its report.",
+    "tune": "Search a method's settings for its front of natural and certified accuracy.",
     "collect": "Keep a certified run's raw outcome as one small file.",
     "export": "Write a network as ONNX and its properties as VNN-LIB.",
     "zoo": "List the certified networks that come with the package.",

@@ -13,9 +13,10 @@ from torch import Tensor
 from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.base.options import Option, Options
 from gls_lirpa.base.registry import Registry
+from gls_lirpa.engine import rows
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.engine.relaxation import Relaxation
+from gls_lirpa.engine.relaxation import ByRows, Relaxation
 from gls_lirpa.errors import ConfigError
 
 __all__ = ["RELAXATIONS", "Relaxation", "get_relaxation"]
@@ -34,10 +35,12 @@ def _hbox(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -
 
 
 def _alpha(
-    engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None = 20
+    engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None
 ) -> Bounds:
     return engine.alpha(box, spec, statistics, iterations=iterations)
 
+
+_RELAXED, _ALPHA = ByRows(_relaxed, rows.relaxed), ByRows(_alpha, rows.alpha_crown)
 
 RELAXATIONS: Registry[Relaxation] = Registry("relaxation")
 
@@ -49,22 +52,22 @@ def _register(relaxation: Relaxation, *aliases: str) -> None:
 # The engine cuts a batch into chunks that fit its memory budget. A stage's batch is as small as still fills a chunk
 # on a cnn3, so that verdicts appear early.
 _register(
-    Relaxation("ibp", partial(_relaxed, method="IBP"), light=True, batch=256, help="interval arithmetic"),
+    Relaxation("ibp", partial(_RELAXED, method="IBP"), light=True, batch=256, help="interval arithmetic"),
     *("box", "interval"),
 )
 _register(Relaxation("hbox", _hbox, help="hybrid zonotopes"), "hybrid-box")
 _register(
-    Relaxation("crown-ibp", partial(_relaxed, method="CROWN-IBP"), batch=64, help="CROWN over interval bounds"),
+    Relaxation("crown-ibp", partial(_RELAXED, method="CROWN-IBP"), batch=64, help="CROWN over interval bounds"),
 )
 _register(
-    Relaxation("crown", partial(_relaxed, method="CROWN"), help="CROWN, intersected with intervals at every layer"),
+    Relaxation("crown", partial(_RELAXED, method="CROWN"), help="CROWN, intersected with intervals at every layer"),
     "deeppoly",
 )
 _register(Relaxation("crown-plain", partial(_lirpa, method="CROWN"), help="CROWN as auto_LiRPA computes it"))
 _register(
     Relaxation(
         "alpha-crown",
-        _alpha,
+        partial(_ALPHA, iterations=20),
         differentiable=False,
         help="CROWN with optimised slopes",
         options=Options(Option("iterations", int, "optimisation steps of the slopes", default=20, least=1)),
@@ -76,7 +79,7 @@ _register(
 _register(
     Relaxation(
         "alpha-crown-step",
-        partial(_alpha, iterations=None),
+        partial(_ALPHA, iterations=None),
         differentiable=False,
         help="CROWN with slopes after one sign step",
         fallback="crown",

@@ -1,39 +1,42 @@
-"""Properties near the decision boundary, and subproblems of them, with their exact minima."""
+"""Properties near the decision boundary, and domains of them, with their exact minima."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
-from gls_lirpa.certification.branch import BranchAndBound
-from gls_lirpa.certification.branch_settings import Settings
-from gls_lirpa.certification.branch_tree import Outcome
-from gls_lirpa.certification.exact_lp import minimise
+from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Subject
-from gls_lirpa.engine.split import FormBuilder, SplitForm
-from gls_lirpa.engine.split_bounds import SplitBounds, Subproblems
-from gls_lirpa.engine.split_envelopes import Envelopes
-from gls_lirpa.engine.split_groups import Groups
-from gls_lirpa.engine.split_hull import Hull
-from gls_lirpa.engine.split_tighten import envelopes_of
+from gls_lirpa.solver import Outcome, Query, Solver, SolverSettings
+from gls_lirpa.solver.ascent import optimise
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.builder import FormBuilder
+from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.envelopes import Envelopes
+from gls_lirpa.solver.exact import minimise
+from gls_lirpa.solver.facets import Facets
+from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.groups import Groups
+from gls_lirpa.solver.slope_store import envelopes_of
 from tests.exact_nets import problem, random_input, random_net
 
-PLAIN = Settings(
+PLAIN = SolverSettings(
     tightening_iterations=0,
-    hull_iterations=0,
+    facet_iterations=0,
     group_iterations=0,
     attack_starts=0,
     attack_steps=0,
-    rounds=0,
+    exchange_rounds=0,
     root_iterations=2,
     iterations=2,
 )
 """Weak bounds and no descent: the tree must do the work."""
 
-RENEWING = replace(PLAIN, first_nodes=2, group_iterations=5, families=2)
+RENEWING = replace(PLAIN, first_nodes=2, group_iterations=5, slopes_at_once=2)
 """The same with groups of neurons, few at a time."""
 
 
@@ -72,16 +75,24 @@ def near_boundary(kind: str, seed: int, width: int) -> list[Property]:
     return found
 
 
-def search_of(stage: BranchAndBound, prop: Property, known: float = -torch.inf) -> Outcome:
-    samples = prop.samples
-    spec = margin_spec(samples.labels, 3)[0]
-    return stage.search(prop.subject, samples.x[0], samples.box, spec, torch.full((2,), known))
+def bab(settings: SolverSettings | None = None) -> CompleteStage:
+    return CompleteStage("bab", settings)
 
 
-def random_subproblems(form: SplitForm, seed: int, count: int) -> Subproblems:
+def oracle(*, decide: bool = True) -> CompleteStage:
+    return CompleteStage("milp", search=partial(Solver.exact, decide=decide))
+
+
+def search_of(settings: SolverSettings, prop: Property, known: float = -torch.inf) -> Outcome:
+    samples, subject = prop.samples, prop.subject
+    solver = Solver(subject.model, subject.engine, settings)
+    return solver.branch_and_bound(Query(samples.box, margin_spec(samples.labels, 3)[0], torch.full((2,), known)))
+
+
+def random_domains(form: SplitForm, seed: int, count: int) -> Domains:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.arange(count) % len(form.offset)
-    start = SplitBounds(form).start(rows)
+    start = Domains.roots(form, rows)
     signs = torch.randint(-1, 2, start.signs.shape, generator=generator).to(torch.int8)
     return replace(
         start,
@@ -92,11 +103,11 @@ def random_subproblems(form: SplitForm, seed: int, count: int) -> Subproblems:
     )
 
 
-def root_envelopes(form: SplitForm, hull: Hull | None, *, iterations: int) -> Envelopes | None:
+def root_envelopes(form: SplitForm, facets: Facets | None, *, iterations: int) -> Envelopes | None:
     """Of every row's unsplit problem, groups joined for the first row; None without a neuron in the first layer."""
-    bounds = SplitBounds(form, hull=hull, dtype=torch.float64)
-    start = bounds.start(torch.arange(len(form.offset)))
-    root, _ = bounds.optimise(start, iterations=50, target=torch.inf)
+    bounds = SplitBounds(form, facets=facets, dtype=torch.float64)
+    start = Domains.roots(form, torch.arange(len(form.offset)), torch.float64)
+    root, _ = optimise(bounds, start, iterations=50, target=torch.inf)
     weight, _ = bounds.over_first_layer(root)
     groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
     found = None if groups is None else envelopes_of(bounds, root, groups, iterations=iterations)

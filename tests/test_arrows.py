@@ -30,14 +30,21 @@ ARROWS: dict[str, str] = {
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
     "jobs": "base certification data errors estimators exchange losses models relaxations training zoo",
     "doctor": "attacks base data engine errors relaxations",
-    "bench": "analysis base certification engine errors estimators jobs losses models relaxations training",
+    "bench": "analysis base certification data engine errors estimators jobs losses models relaxations training",
+    "tuning": "base bench errors losses training",
     "api": "base certification data errors models training",
     "gls_lirpa": "api base certification engine errors estimators losses models relaxations version zoo",
-    "cli": "base bench doctor jobs training zoo",
+    "cli": "base bench doctor jobs training tuning zoo",
 }
 """Each package, from the bottom to the top, and the packages above which it stands."""
 
-SOLE_IMPORTERS = {"auto_LiRPA": "engine", "ray": "base estimators", "evotorch": "estimators", "click": "cli"}
+SOLE_IMPORTERS = {
+    "auto_LiRPA": "engine",
+    "ray": "base estimators",
+    "evotorch": "estimators",
+    "click": "cli",
+    "optuna": "tuning",
+}
 """Libraries, and the packages that know them."""
 
 Import = tuple[str, str, str]
@@ -48,7 +55,7 @@ def package_of(parts: tuple[str, ...]) -> str:
     """The package of a module, given by the parts of its name below ``gls_lirpa``."""
     if not parts:
         return "gls_lirpa"
-    return "solver" if parts[0] == "engine" and len(parts) > 1 and parts[1].startswith("split") else parts[0]
+    return parts[0]
 
 
 def imports(root: Path = ROOT) -> Iterator[Import]:

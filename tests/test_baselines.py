@@ -237,6 +237,7 @@ def test_literature() -> None:
         ("cc", "radius"): [1, 1, 2.1, 1, 1],
         ("sabr", "shrinkage"): [1, 1, 0.8, 1, 1],
         ("staps", "shrinkage"): [1, 1, 0.8, 1, 1],
+        ("taps", "shrinkage"): [1, 1, 0.8, 1, 1],
         ("taps", "scale"): [4, 4, 4, 2, 8],
         ("staps", "scale"): [4, 4, 2, 2, 4],
         ("staps", "lam"): [0.4, 0.6, 0.1, 0.9, 0.6],

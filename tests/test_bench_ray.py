@@ -60,7 +60,8 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_they_did(tmp_path: Path) -> None
 
 
 def test_speed_suite(tmp_path: Path) -> None:
-    settings = {"batch": 2, "population": 4, "repeats": 1, "net": "cnn3-tiny", "shape": (1, 8, 8)}
+    settings = {"batch": 2, "population": 4, "repeats": 1, "net": "cnn3-tiny", "shape": (1, 8, 8), "cost_rows": 1}
+    settings["cost_sizes"] = (1, 2)
     suite = dataclasses.replace(SUITES.get("speed"), settings=settings)
     page = bench_job(suite, out=tmp_path, budget=Budget(), workers=1)
     assert page is not None

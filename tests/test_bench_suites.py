@@ -39,6 +39,8 @@ def _smallest(suite: Suite) -> Suite:
     settings = {**suite.settings}
     if suite.renderer in ("landscape", "ablation"):
         settings |= {"samples": 2, "points": 5, "batch": 2}
+    if settings.get("option") == "population":
+        settings |= {"values": (2, 4)}
     if suite.renderer == "tightness":
         settings |= {"points": 3}
     return dataclasses.replace(suite, cells=tuple(cells), settings=settings, timeout=0.2)

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import linf_box
-from gls_lirpa.certification.branch_rules import children
-from gls_lirpa.certification.exact_lp import minimise
-from gls_lirpa.engine import ascent, split_ascend, split_groups
-from gls_lirpa.engine.split import FormBuilder, Layer, SplitForm
-from gls_lirpa.engine.split_ascend import Ascended, ascend
-from gls_lirpa.engine.split_bounds import SplitBounds
-from gls_lirpa.engine.split_groups import Groups
-from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_subsets import subsets
-from gls_lirpa.engine.split_tighten import envelopes_of, tightened
-from tests.branch_problems import random_subproblems, root_envelopes, small_form
+from gls_lirpa.solver import group_ascent
+from gls_lirpa.solver import groups as groups_module
+from gls_lirpa.solver.ascent import optimise
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.builder import FormBuilder
+from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.exact import minimise
+from gls_lirpa.solver.facets import facets_of
+from gls_lirpa.solver.form import Layer, SplitForm
+from gls_lirpa.solver.group_ascent import Ascended, ascend_groups
+from gls_lirpa.solver.groups import Groups
+from gls_lirpa.solver.slope_store import envelopes_of
+from gls_lirpa.solver.subsets import subsets
+from gls_lirpa.solver.tighten import tightened
+from tests.branch_problems import random_domains, root_envelopes, small_form
 from tests.exact_nets import KINDS
-
-
-@pytest.mark.parametrize("module", [ascent, split_ascend])
-def test_docstring_examples(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted > 0 and result.failed == 0
 
 
 def _positions(form: SplitForm, seed: int) -> Tensor:
@@ -52,7 +48,7 @@ def test_envelopes_lie_above_the_weighted_sums_for_any_weights(kind: str) -> Non
     checked, joined = 0, 0
     for seed in range(4):
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
-        envelopes = root_envelopes(form, hull_of(form, iterations=5), iterations=20)
+        envelopes = root_envelopes(form, facets_of(form, iterations=5), iterations=20)
         assert envelopes is not None
         groups, first = envelopes.groups, form.layers[0]
         joined += int((groups.members >= 0).sum(1).max()) > 1
@@ -75,22 +71,22 @@ def test_slopes_of_subproblems_tighten_them(kind: str) -> None:
     gained = 0
     for seed in range(4):
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
-        batch = random_subproblems(form, seed, 12)
+        batch = random_domains(form, seed, 12)
         few = torch.rand(batch.signs.shape, generator=torch.Generator().manual_seed(seed)) < 0.3
-        batch = replace(batch, signs=batch.signs * few, gamma=0 * batch.gamma)
+        batch = replace(batch, signs=batch.signs * few)
         exact = torch.tensor(
             [minimise(form, int(r), signs=s).bound for r, s in zip(batch.rows, batch.signs, strict=True)]
         ).double()
         bounds = SplitBounds(form, dtype=torch.float64)
         root = root_envelopes(form, None, iterations=60)
         assert root is not None
-        batch, without = bounds.optimise(batch, iterations=30, target=1e9)
-        before = bounds.with_envelopes(root).evaluate(batch)
+        batch, without = optimise(bounds, batch, iterations=30, target=1e9)
+        before = bounds.with_relaxation(root).evaluate(batch)
         found = envelopes_of(bounds, batch, root.groups, iterations=60)
         assert found is not None
         envelopes, _, renewed = found
-        assert renewed.family.tolist() == list(range(12)) and torch.equal(renewed.signs, batch.signs)
-        after = bounds.with_envelopes(envelopes).evaluate(renewed)
+        assert renewed.slopes.tolist() == list(range(12)) and torch.equal(renewed.signs, batch.signs)
+        after = bounds.with_relaxation(envelopes).evaluate(renewed)
         for done in (without, before, after):
             assert (done.value <= exact + 1e-5).all()
         gained += int((after.value > before.value + 1e-3).sum()) - int((after.value < before.value - 1e-3).sum())
@@ -109,24 +105,23 @@ def test_buckets_of_another_pass_and_children_like_their_parents(
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
         groups = Groups.of(form.layers[0], torch.ones_like(form.layers[0].offset))
         assert groups is not None
-        monkeypatch.setattr(split_groups, "AT_ONCE", most)
-        batch = replace(random_subproblems(form, seed, 6), signs=0 * random_subproblems(form, seed, 6).signs)
-        batch = replace(batch, gamma=0 * batch.gamma)
+        monkeypatch.setattr(groups_module, "AT_ONCE", most)
+        batch = replace(random_domains(form, seed, 6), signs=0 * random_domains(form, seed, 6).signs)
         plain = SplitBounds(form, dtype=torch.float64)
         found = envelopes_of(plain, batch, groups, iterations=10)
         assert found is not None
-        bounds, batch = plain.with_envelopes(found[0]), found[2]
-        done = bounds.evaluate(batch)
-        assert done.terms is not None
+        bounds, batch = plain.with_relaxation(found[0]), found[2]
+        _, terms = bounds.with_terms(batch)
+        assert terms is not None
         weight, _ = plain.over_first_layer(batch)
-        outside += int((done.terms.omega == 0)[weight[:, form.inputs :] < 0].sum())
+        outside += int((terms.omega == 0)[weight[:, form.inputs :] < 0].sum())
         exact = torch.tensor([minimise(form, int(r)).bound for r in batch.rows]).double()
         other = replace(batch, alpha=1 - batch.alpha)
-        assert (bounds.evaluate(other, buckets=done.terms.buckets).value <= exact + 1e-6).all()
+        assert (bounds.with_terms(other, buckets=terms.buckets)[0].value <= exact + 1e-6).all()
         neurons = torch.arange(6).unsqueeze(1) % form.neurons
-        trial = children(batch, neurons)
-        like = bounds.evaluate(trial, like=(done.terms, torch.arange(6).repeat(2)))
-        torch.testing.assert_close(like.value, bounds.evaluate(trial).value, atol=1e-4, rtol=0)
+        trial = batch.children(neurons)
+        like = bounds.estimate(trial, batch, torch.arange(6).repeat(2))
+        torch.testing.assert_close(like, bounds.evaluate(trial).value, atol=1e-4, rtol=0)
         monkeypatch.undo()
     assert (outside > 0) == (most == 1)
 
@@ -139,10 +134,10 @@ def test_over_the_first_layer_a_subproblem_stays_below_its_row(kind: str) -> Non
         _, _, form = small_form(kind, seed, width=16, eps=0.4)
         bounds = SplitBounds(form, dtype=torch.float64)
         t = _positions(form, seed)[:60]
-        batch = random_subproblems(form, seed, 60)
+        batch = random_domains(form, seed, 60)
         z = _pre_activations(form, t)
         signs = torch.where(batch.signs != 0, z.sign(), 0).to(torch.int8)
-        batch = replace(batch, signs=signs, gamma=0 * batch.gamma)
+        batch = replace(batch, signs=signs)
         weight, constant = bounds.over_first_layer(batch)
         first = len(form.layers[0])
         known = torch.cat([t, z[:, :first].clamp(min=0)], 1)
@@ -167,7 +162,7 @@ def _one_hidden_layer(seed: int, *, sign: float | None) -> SplitForm:
 def _ascended(form: SplitForm, *, iterations: int) -> Ascended | None:
     groups = Groups.of(form.layers[0])
     assert groups is not None
-    return ascend(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
+    return ascend_groups(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -188,9 +183,9 @@ def test_bounds_of_rows_are_sound(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     assert groups is not None
     exact = torch.tensor([minimise(form, row).bound for row in range(2)], dtype=torch.float64)
     for most in (8, 2):  # of which the second leaves neurons to their triangles
-        monkeypatch.setattr(split_groups, "AT_ONCE", most)
+        monkeypatch.setattr(groups_module, "AT_ONCE", most)
         for iterations in (1, 5, 60):
-            found = ascend(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
+            found = ascend_groups(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
             assert found is not None and (found.value <= exact + 1e-6).all()
 
 
@@ -205,11 +200,11 @@ def test_second_layer_bounds_hold_and_groups_help(kind: str) -> None:
         exact = torch.tensor([minimise(form, row).bound for row in range(len(form.offset))], dtype=torch.float64)
         values = []
         for each, groups in ((plain, 0), (tight, 60)):
-            hull = hull_of(each, iterations=20)
-            envelopes = root_envelopes(each, hull, iterations=groups) if groups else None
-            bounds = SplitBounds(each, hull=hull, dtype=torch.float64).with_envelopes(envelopes)
-            start = bounds.start(torch.arange(len(form.offset)))
-            values.append(bounds.optimise(start, iterations=40, target=1e9)[1].value)
+            facets = facets_of(each, iterations=20)
+            envelopes = root_envelopes(each, facets, iterations=groups) if groups else None
+            bounds = SplitBounds(each, facets=facets, dtype=torch.float64).with_relaxation(envelopes)
+            start = Domains.roots(each, torch.arange(len(form.offset)), torch.float64)
+            values.append(optimise(bounds, start, iterations=40, target=1e9)[1].value)
             assert (values[-1] <= exact + 1e-6).all()
         gained += int((values[1] > values[0] + 1e-3).sum())
     assert gained >= 2
@@ -219,12 +214,12 @@ def test_groups_with_too_many_subsets_are_left_alone(monkeypatch: pytest.MonkeyP
     _, _, form = small_form("dense", 0, width=16, eps=0.4)
     groups = Groups.of(form.layers[0])
     assert groups is not None
-    monkeypatch.setattr(split_ascend, "LARGEST", 10)
+    monkeypatch.setattr(group_ascent, "LARGEST", 10)
     rows = form.layers[1].both_sides()
-    assert ascend(form.layers[0], groups, *rows, iterations=3) is None
+    assert ascend_groups(form.layers[0], groups, *rows, iterations=3) is None
     plain, tight = tightened(form, iterations=10), tightened(form, iterations=10, group_iterations=5)
     assert torch.equal(plain.lower, tight.lower) and torch.equal(plain.upper, tight.upper)
-    monkeypatch.setattr(split_groups, "LARGEST", 10)
+    monkeypatch.setattr(groups_module, "LARGEST", 10)
     assert Groups.of(form.layers[0]) is None
 
 
@@ -239,16 +234,17 @@ def test_slopes_of_similar_rows_are_a_better_start(kind: str) -> None:
         assert groups is not None
         exact = torch.tensor([minimise(form, row).bound for row in range(len(form.offset))]).double()
         bounds = SplitBounds(form, dtype=torch.float64)
-        batch, _ = bounds.optimise(bounds.start(torch.arange(len(exact))), iterations=30, target=torch.inf)
+        roots = Domains.roots(form, torch.arange(len(exact)), torch.float64)
+        batch, _ = optimise(bounds, roots, iterations=30, target=torch.inf)
         weight, offset = bounds.over_first_layer(batch)
         like = weight * (1 + 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)).double())
-        before = ascend(first, groups, like, offset, iterations=100)
+        before = ascend_groups(first, groups, like, offset, iterations=100)
         assert before is not None
         omega, g = before.slopes.omega, before.slopes.of_neurons(groups)
         total = torch.zeros_like(before.slopes.slope).index_add_(1, groups.group, omega.unsqueeze(2) * g)
         torch.testing.assert_close(total, before.slopes.slope * (total != 0), atol=1e-9, rtol=0)
         start = before.alpha, before.slopes
-        warm, cold = (ascend(first, groups, weight, offset, iterations=6, start=s) for s in (start, None))
+        warm, cold = (ascend_groups(first, groups, weight, offset, iterations=6, start=s) for s in (start, None))
         assert warm is not None and cold is not None
         assert (warm.value <= exact + 1e-6).all()
         gained += float((warm.value - cold.value).sum())

@@ -11,22 +11,41 @@ import torch
 from torch import Tensor
 
 from gls_lirpa.base.boxes import margin_spec
-from gls_lirpa.certification import branch_rules, branch_tree
-from gls_lirpa.certification.branch import BranchAndBound
-from gls_lirpa.certification.branch_queue import Queue
-from gls_lirpa.certification.exact_lp import Optimum, minimise
-from gls_lirpa.engine import split_hull
-from gls_lirpa.engine.split import FormBuilder, SplitForm
-from gls_lirpa.engine.split_bounds import Pass, SplitBounds, Subproblems
-from gls_lirpa.engine.split_envelopes import Envelopes, GroupTerms
-from gls_lirpa.engine.split_hull import hull_of
-from gls_lirpa.engine.split_subsets import Sums
-from tests.branch_problems import PLAIN, Property, near_boundary, random_subproblems, root_envelopes, search_of
+from gls_lirpa.solver import facets, tree
+from gls_lirpa.solver.ascent import Bounds, optimise
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.builder import FormBuilder
+from gls_lirpa.solver.domains import Domains, Pass
+from gls_lirpa.solver.envelopes import Envelopes, GroupTerms
+from gls_lirpa.solver.exact import Optimum, minimise
+from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.operators import OperatorBounds, OperatorForm
+from gls_lirpa.solver.queue import Queue
+from gls_lirpa.solver.subsets import Sums
+from tests.branch_problems import PLAIN, Property, near_boundary, random_domains, root_envelopes, search_of
 
 
-def _mutated_evaluate(change: Callable[[Subproblems], Subproblems]) -> Callable[..., Pass]:
-    original = SplitBounds.evaluate
-    return lambda self, batch, **options: original(self, change(batch), **options)
+def _mutated_pass(change: Callable[[Domains], Domains]) -> Callable[..., tuple[Pass, GroupTerms | None]]:
+    original = SplitBounds._pass
+    return lambda self, batch, *options: original(self, change(batch), *options)
+
+
+def _mutated_operators(change: Callable[[Domains], Domains]) -> Callable[..., Pass]:
+    original = OperatorBounds._evaluate
+    return lambda self, batch, primal: original(self, change(batch), primal)
+
+
+def _no_operator_intercept(self: OperatorBounds, form: OperatorForm) -> None:
+    _OPERATORS(self, form)
+    form.__dict__["intercept"] = 0 * form.intercept
+
+
+def _no_operator_bias(self: OperatorBounds, form: OperatorForm) -> None:
+    _OPERATORS(self, form)
+    self._constants = {name: 0 * value for name, value in self._constants.items()}
+
+
+_OPERATORS = OperatorBounds.__init__
 
 
 def _mutated_init(change: Callable[[SplitBounds], None]) -> Callable[..., None]:
@@ -60,7 +79,7 @@ def _shrunk(form: SplitForm) -> SplitForm:
     return replace(form, weight=torch.cat([0.8 * form.weight[:, :inputs], form.weight[:, inputs:]], 1))
 
 
-def _unsigned(batch: Subproblems) -> Subproblems:
+def _unsigned(batch: Domains) -> Domains:
     return replace(batch, beta=batch.beta * batch.signs)
 
 
@@ -80,29 +99,30 @@ def _no_bias(bounds: SplitBounds) -> None:
     bounds._offsets = [0 * offset for offset in bounds._offsets]
 
 
-def _one_child(batch: Subproblems, neurons: Tensor) -> Subproblems:
-    both = _CHILDREN(batch, neurons)
-    return both[slice(0, len(both) // 2)]
+def _one_child(self: Domains, neurons: Tensor) -> Domains:
+    """The first child, twice."""
+    both = _CHILDREN(self, neurons)
+    return both[torch.arange(len(both)) % (len(both) // 2)]
 
 
-_CHILDREN = branch_rules.children
+_CHILDREN = Domains.children
 _PUSH = Queue.push
 
 
-def _forgetful(self: Queue, batch: Subproblems, ranked: Tensor) -> None:
+def _forgetful(self: Queue, batch: Domains, ranked: Tensor) -> None:
     _PUSH(self, batch[slice(1, None)], ranked[1:])
 
 
-_FACET = split_hull._Neurons.facet
+_FACET = facets._Neurons.facet
 
 
-def _opposite_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
+def _opposite_facet(self: facets._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
     """Each weight of the facet on another input."""
     weight, offset = _FACET(self, values)
     return weight.flip(1), offset
 
 
-def _low_facet(self: split_hull._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
+def _low_facet(self: facets._Neurons, values: Tensor) -> tuple[Tensor, Tensor]:
     weight, offset = _FACET(self, values)
     return weight, offset - 0.1 * self.step.sum(1)
 
@@ -128,7 +148,7 @@ def _opposite_leaf(form: SplitForm, row: int, *, signs: Tensor, **options: float
     return minimise(form, row, signs=-signs, **options)  # type: ignore[arg-type]
 
 
-def _flipped(batch: Subproblems) -> Subproblems:
+def _flipped(batch: Domains) -> Domains:
     return replace(batch, signs=-batch.signs)
 
 
@@ -142,61 +162,75 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
         SplitBounds, "__init__", _mutated_form(lambda f: _layers(f, lower=lambda v: 0.8 * v, upper=lambda v: 0.8 * v)),
     ),
     "box 20 % too small": (SplitBounds, "__init__", _mutated_form(_shrunk)),
-    "β without the split's sign": (SplitBounds, "evaluate", _mutated_evaluate(_unsigned)),
-    "β with the opposite sign": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, beta=-b.beta))),
-    "active and inactive splits swapped": (SplitBounds, "evaluate", _mutated_evaluate(_flipped)),
-    "lower slope above 1": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, alpha=b.alpha + 1))),
-    "lower slope below 0": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, alpha=b.alpha - 1))),
-    "hull above 1": (SplitBounds, "evaluate", _mutated_evaluate(lambda b: replace(b, gamma=b.gamma + 1))),
-    "facets of the hull in the opposite order": (split_hull._Neurons, "facet", _opposite_facet),
-    "facets of the hull without the corner's value": (split_hull._Neurons, "facet", _low_facet),
+    "β without the split's sign": (SplitBounds, "_pass", _mutated_pass(_unsigned)),
+    "β with the opposite sign": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, beta=-b.beta))),
+    "active and inactive splits swapped": (SplitBounds, "_pass", _mutated_pass(_flipped)),
+    "lower slope above 1": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, alpha=b.alpha + 1))),
+    "lower slope below 0": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, alpha=b.alpha - 1))),
+    "share of the facets above 1": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, gamma=b.gamma + 1))),
+    "facets in the opposite order": (facets._Neurons, "facet", _opposite_facet),
+    "facets without the corner's value": (facets._Neurons, "facet", _low_facet),
+    "operators: β without the split's sign": (OperatorBounds, "_evaluate", _mutated_operators(_unsigned)),
+    "operators: active and inactive splits swapped": (OperatorBounds, "_evaluate", _mutated_operators(_flipped)),
+    "operators: lower slope above 1": (
+        OperatorBounds, "_evaluate", _mutated_operators(lambda b: replace(b, alpha=b.alpha + 1)),
+    ),
+    "operators: upper line without intercept": (OperatorBounds, "__init__", _no_operator_intercept),
+    "operators: biases forgotten": (OperatorBounds, "__init__", _no_operator_bias),
     "groups with the opposite slopes": (Envelopes, "subtract_slopes", _added_slopes),
     "groups without their subsets": (Sums, "highest", _smallest_subset),
     "groups without their biases": (Sums, "highest", _unbiased),
-    "only one child is bounded": (branch_tree, "children", _one_child),
+    "only one child is bounded": (Domains, "children", _one_child),
     "the queue forgets a subproblem": (Queue, "push", _forgetful),
-    "the LP of a leaf with the opposite signs": (branch_tree, "minimise", _opposite_leaf),
+    "the LP of a leaf with the opposite signs": (tree, "minimise", _opposite_leaf),
 }  # fmt: skip
 
 
+def _spec(prop: Property) -> Tensor:
+    return margin_spec(prop.samples.labels, 3)[0]
+
+
 @pytest.fixture(scope="module")
-def references() -> list[tuple[Property, SplitForm, Subproblems, Tensor]]:
+def references() -> list[tuple[Property, SplitForm, Domains, Tensor]]:
     """Properties with random subproblems of their forms and the exact minima of those."""
     found = []
     for kind in ("dense", "conv", "residual"):
         for seed in range(4):
             for prop in near_boundary(kind, seed, 10)[1:]:
-                spec = margin_spec(prop.samples.labels, 3)[0]
-                form = FormBuilder(prop.subject.model, prop.samples.x).form(prop.samples.box, spec)
-                batch = random_subproblems(form, seed, 24)
+                form = FormBuilder(prop.subject.model, prop.samples.x).form(prop.samples.box, _spec(prop))
+                batch = random_domains(form, seed, 24)
                 exact = [minimise(form, int(r), signs=s).bound for r, s in zip(batch.rows, batch.signs, strict=True)]
                 found.append((prop, form, batch, torch.tensor(exact, dtype=torch.float64)))
     return found
 
 
-def _sound(references: list[tuple[Property, SplitForm, Subproblems, Tensor]]) -> bool:
-    """Every bound ≤ the exact minimum of its subproblem, optimised or not, and every verdict is right."""
-    stage = BranchAndBound(replace(PLAIN, root_iterations=3, iterations=3))
+def _sound(references: list[tuple[Property, SplitForm, Domains, Tensor]]) -> bool:
+    """Every bound ≤ the exact minimum of its domain, optimised or not, and every verdict is right."""
+    settings = replace(PLAIN, root_iterations=3, iterations=3)
     for prop, form, batch, exact in references:
-        facets = hull_of(form, iterations=6)
         plain = SplitBounds(form, dtype=torch.float64)
-        hulled = SplitBounds(form, hull=facets, dtype=torch.float64)
-        flat = replace(batch, gamma=0 * batch.gamma)
-        grouped = hulled.with_envelopes(root_envelopes(form, facets, iterations=6))
-        root = grouped.start(torch.arange(2))
-        tried = [(plain, flat, exact), (hulled, batch, exact), (grouped, batch, exact), (grouped, root, prop.minima)]
+        found = facets.facets_of(form, iterations=6)
+        faceted = SplitBounds(form, facets=found, dtype=torch.float64)
+        grouped = faceted.with_relaxation(root_envelopes(form, found, iterations=6))
+        builder = FormBuilder(prop.subject.model, prop.samples.x)
+        free = OperatorBounds(builder.operators(builder.stability(prop.samples.box, _spec(prop))))
+        root = Domains.roots(form, torch.arange(2), torch.float64)
+        tried: list[tuple[Bounds, Domains, Tensor]] = [
+            *((bounds, batch, exact) for bounds in (plain, faceted, grouped, free)),
+            (grouped, root, prop.minima),
+        ]
         for bounds, given, least in tried:
-            for done in (bounds.evaluate(given), bounds.optimise(given, iterations=5, target=1e9)[1]):
+            for done in (bounds.evaluate(given), optimise(bounds, given, iterations=5, target=1e9)[1]):
                 if not (done.value <= least + 1e-5).all():
                     return False
-        outcome = search_of(stage, prop)
+        outcome = search_of(settings, prop)
         if not (outcome.lower <= prop.minima + 1e-5).all():
             return False
     return True
 
 
 def test_the_soundness_check_passes_unmutated(
-    references: list[tuple[Property, SplitForm, Subproblems, Tensor]],
+    references: list[tuple[Property, SplitForm, Domains, Tensor]],
 ) -> None:
     assert len(references) >= 6 and _sound(references)
 
@@ -204,7 +238,7 @@ def test_the_soundness_check_passes_unmutated(
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_soundness_check_notices(
     name: str,
-    references: list[tuple[Property, SplitForm, Subproblems, Tensor]],
+    references: list[tuple[Property, SplitForm, Domains, Tensor]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     owner, attribute, mutant = MUTATIONS[name]

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.base.boxes import Bounds, linf_box
+from gls_lirpa.base.boxes import Bounds, crossed, linf_box
 from gls_lirpa.certification import STAGES, Cascade, Record, Settings, StageOptions, Summary, certify
-from gls_lirpa.certification.incomplete import BoundStage, crossed, open_classes
+from gls_lirpa.certification.incomplete import BoundStage, open_classes
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError, ContradictionError, DataError, GLSError

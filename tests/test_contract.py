@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -44,11 +45,29 @@ def fresh_model() -> nn.Module:
 
 
 @functools.cache
+def teacher_network() -> nn.Module:
+    """Trained on the batch, so that learning from it and from the labels go together."""
+    model, (x, y) = fresh_model(), digits()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False)
+
+
+def options_of(loss: str) -> dict[str, Any]:
+    """Small, with a teacher for losses that learn from one."""
+    record = LOSSES.get(loss)
+    return {**small(record.options), **({"teacher": teacher_network()} if record.teacher else {})}
+
+
+@functools.cache
 def shared(loss: str, relaxation: str) -> tuple[nn.Module, CertifiedLoss]:
     """One network and bound engine for all estimators; each test leaves the weights as they were."""
     model = fresh_model()
     chosen = get_relaxation(relaxation, iterations=2 if relaxation == "alpha-crown" else None)
-    return model, CertifiedLoss(model, chosen, eps=EPS, loss=loss, **small(LOSSES.get(loss).options))
+    return model, CertifiedLoss(model, chosen, eps=EPS, loss=loss, **options_of(loss))
 
 
 def makes_sense(loss: str, relaxation: str, estimator: str) -> bool:
@@ -95,13 +114,14 @@ def test_one_step(loss: str, relaxation: str, estimator: str) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_configuration_refuses_what_cannot_run(loss: str) -> None:
+    teacher = "run" if LOSSES.get(loss).teacher else None
     for relaxation in RELAXATIONS:
         for estimator in ESTIMATORS:
             if makes_sense(loss, relaxation, estimator):
-                TrainConfig(loss=loss, relaxation=relaxation, estimator=estimator)
+                TrainConfig(loss=loss, relaxation=relaxation, estimator=estimator, teacher=teacher)
                 continue
             with pytest.raises(ConfigError, match="no gradient in the weights") as caught:
-                TrainConfig(loss=loss, relaxation=relaxation, estimator=estimator)
+                TrainConfig(loss=loss, relaxation=relaxation, estimator=estimator, teacher=teacher)
             assert "\n" not in str(caught.value)
 
 
@@ -116,7 +136,7 @@ DESCENTS = [
 @pytest.mark.parametrize(("loss", "relaxation"), DESCENTS)
 def test_the_loss_decreases_under_backpropagation(loss: str, relaxation: str) -> None:
     model, (x, y) = fresh_model(), digits()
-    criterion = CertifiedLoss(model, relaxation, eps=EPS, loss=loss, **small(LOSSES.get(loss).options))
+    criterion = CertifiedLoss(model, relaxation, eps=EPS, loss=loss, **options_of(loss))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     values = []
     for _ in range(10):
@@ -134,8 +154,7 @@ def test_a_mix_with_the_natural_loss_and_the_clean_batch_at_radius_zero(loss: st
     x, y = digits()
     natural = F.cross_entropy(model(x), y).item()
     assert criterion(x, y, eps=0.0).item() == pytest.approx(natural, abs=1e-6)
-    options = small(LOSSES.get(loss).options)
-    mixed = CertifiedLoss(model, "crown-ibp", eps=EPS, loss=loss, natural_weight=0.25, **options)
+    mixed = CertifiedLoss(model, "crown-ibp", eps=EPS, loss=loss, natural_weight=0.25, **options_of(loss))
     worst = criterion(x, y, generator=seeded()).item()
     assert mixed(x, y, generator=seeded()).item() == pytest.approx(0.25 * natural + 0.75 * worst, abs=1e-5)
 
@@ -144,7 +163,7 @@ def test_a_mix_with_the_natural_loss_and_the_clean_batch_at_radius_zero(loss: st
 def test_a_bound_without_gradient_has_a_value_but_refuses_backward(loss: str) -> None:
     """Also where it is one part of a mix whose other parts could be differentiated."""
     model, (x, y) = fresh_model(), digits()
-    options = small(LOSSES.get(loss).options)
+    options = options_of(loss)
     criterion = CertifiedLoss(model, "alpha-crown-step", eps=EPS, loss=loss, natural_weight=0.5, l1=1e-4, **options)
     value = criterion(x, y, generator=seeded())
     with torch.no_grad():

@@ -130,16 +130,19 @@ def _window(padded: torch.Tensor, top: int, left: int, flip: bool) -> torch.Tens
     return window.flip(-1) if flip else window
 
 
-def test_augmentation_equals_padding_cropping_and_flipping_one_by_one() -> None:
+@pytest.mark.parametrize("edge", [True, False])
+def test_augmentation_equals_padding_cropping_and_flipping_one_by_one(edge: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(1, 256, (200, 3, 6, 9), generator=generator, dtype=torch.uint8)
-    augment = Augmentation(flip=True, pad=2)
+    augment = Augmentation(flip=True, pad=2, edge=edge)
     out = augment(images, seed=5, epoch=3, indices=torch.arange(200))
     assert out.dtype == torch.uint8 and out.shape == images.shape
     seen = set()
     for image, result in zip(images, out, strict=True):
         padded = torch.zeros(3, 10, 13, dtype=torch.uint8)
         padded[:, 2:8, 2:11] = image
+        if edge:
+            padded = image[:, torch.arange(-2, 8).clamp(0, 5)][:, :, torch.arange(-2, 11).clamp(0, 8)]
         found = [
             (top, left, flip)
             for top in range(5)

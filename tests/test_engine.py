@@ -220,3 +220,15 @@ def test_other_activations_that_auto_lirpa_bounds(layer: nn.Module, method: str)
         with torch.no_grad():
             for point in points(model, x, y, box):
                 assert_below(lower, margins_at(model, point, y))
+
+
+@pytest.mark.parametrize("eps", [0.7, 0.1, 8 / 255])
+def test_the_box_holds_every_point_of_the_ball(eps: float) -> None:
+    """Also where x − eps cancels: there eps rounded to float32 would be visibly another radius."""
+    x = torch.tensor([[0.0]]) + torch.tensor(eps).nextafter(torch.ones(()))
+    for _ in range(20):
+        box, exact = linf_box(x, eps), float(x) - eps
+        inside = torch.tensor(max(exact, 0.0), dtype=torch.float64).float()
+        inside = inside if float(inside) >= exact else inside.nextafter(torch.ones(()))
+        assert float(box.lower) <= float(inside)
+        x = x.nextafter(torch.ones(()))

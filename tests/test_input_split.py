@@ -8,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box
-from gls_lirpa.certification import Cascade, certify, input_split
-from gls_lirpa.certification.input_boxes import Leaves, clipped, halves
-from gls_lirpa.certification.input_split import InputSettings, InputSplit
-from gls_lirpa.certification.milp import ExactOracle
+from gls_lirpa.certification.api import certify
+from gls_lirpa.certification.cascade import Cascade
+from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import OpenSamples, StageOptions, Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.exchange.cases import Conjunction
 from gls_lirpa.exchange.property import property_network
+from gls_lirpa.solver import SolverSettings, input_split
+from gls_lirpa.solver.sub_boxes import SubBoxes, clipped, halves
+from tests.branch_problems import oracle
 
 INPUTS, CLASSES = 3, 3
 
@@ -44,7 +46,7 @@ def test_verdicts_of_the_exact_oracle() -> None:
     verdicts = []
     for seed in range(12):
         model, subject, samples = _problem(seed)
-        exact = ExactOracle(decide=False)(subject, samples, timeout=30.0)
+        exact = oracle(decide=False)(subject, samples, timeout=30.0)
         worst = float(exact.lower.min())
         cascade = Cascade(model, samples.x, Settings(0.0, ("input-split",), 30.0, cross_check=True))
         record = next(cascade.run(samples.x, samples.labels, box=samples.box))
@@ -62,7 +64,7 @@ def test_bounds_hold_at_any_limit(nodes: int) -> None:
     exhausted = 0
     for seed in range(6):
         model, subject, samples = _problem(seed)
-        stage = InputSplit(InputSettings(max_nodes=nodes, batch_size=16, attack_starts=0))
+        stage = CompleteStage("input-split", SolverSettings(max_nodes=nodes, input_batch=16, attack_starts=0))
         found = stage(subject, samples, timeout=30.0)
         box = samples.box
         corners = torch.cartesian_prod(*([torch.tensor([0.0, 1.0])] * INPUTS))
@@ -80,49 +82,47 @@ def test_bounds_hold_at_any_limit(nodes: int) -> None:
 
 def test_more_nodes_give_better_bounds() -> None:
     _, subject, samples = _problem(1)
-    bounds = [
-        InputSplit(InputSettings(max_nodes=nodes, attack_starts=0))(subject, samples, timeout=30.0).lower.min().item()
-        for nodes in (1, 51, 401)
-    ]
+    settings = [SolverSettings(max_nodes=nodes, attack_starts=0) for nodes in (1, 51, 401)]
+    bounds = [CompleteStage("input-split", s)(subject, samples, timeout=30.0).lower.min().item() for s in settings]
     assert bounds[0] < bounds[1] <= bounds[2]
 
 
-def _leaves(count: int, inputs: int, rows: int, seed: int) -> tuple[Leaves, torch.Generator]:
+def _sub_boxes(count: int, inputs: int, rows: int, seed: int) -> tuple[SubBoxes, torch.Generator]:
     generator = torch.Generator().manual_seed(seed)
     low = torch.randn(count, inputs, generator=generator)
     high = low + torch.rand(count, inputs, generator=generator)
     bound = torch.randn(count, rows, generator=generator) - 0.5
     smear = torch.rand(count, inputs, generator=generator)
-    return Leaves(low, high, bound, smear, torch.arange(count)), generator
+    return SubBoxes(low, high, bound, smear, torch.arange(count)), generator
 
 
 def test_halves_are_the_whole() -> None:
-    leaves, generator = _leaves(1, 3, 1, 0)
-    root, width = leaves, leaves.upper[0] - leaves.lower[0]
+    boxes, generator = _sub_boxes(1, 3, 1, 0)
+    root, width = boxes, boxes.upper[0] - boxes.lower[0]
     for _ in range(8):
-        children, possible = halves(leaves, width)
-        count = len(leaves)
+        children, possible = halves(boxes, width)
+        count = len(boxes)
         assert bool(possible.all()) and len(children) == 2 * count
         first, second = children[torch.arange(count)], children[torch.arange(count, 2 * count)]
-        assert torch.equal(first.lower, leaves.lower) and torch.equal(second.upper, leaves.upper)
-        differs = first.upper != leaves.upper
+        assert torch.equal(first.lower, boxes.lower) and torch.equal(second.upper, boxes.upper)
+        differs = first.upper != boxes.upper
         assert bool((differs.sum(1) == 1).all()) and torch.equal(first.upper[differs], second.lower[differs])
-        assert torch.equal(second.lower[~differs], leaves.lower[~differs])
-        leaves = children
+        assert torch.equal(second.lower[~differs], boxes.lower[~differs])
+        boxes = children
     points = root.lower + torch.rand(500, 3, generator=generator) * (root.upper - root.lower)
-    inside = (points[:, None] >= leaves.lower) & (points[:, None] <= leaves.upper)
+    inside = (points[:, None] >= boxes.lower) & (points[:, None] <= boxes.upper)
     assert bool(inside.all(2).any(1).all())
 
 
 def test_neighbouring_numbers_cannot_be_split() -> None:
     low = torch.ones(1, 2)
     high = torch.nextafter(low, torch.full_like(low, 2.0))
-    leaf = Leaves(low, high, torch.zeros(1, 1), torch.ones(1, 2), torch.zeros(1).long())
-    children, possible = halves(leaf, high[0] - low[0])
+    box = SubBoxes(low, high, torch.zeros(1, 1), torch.ones(1, 2), torch.zeros(1).long())
+    children, possible = halves(box, high[0] - low[0])
     assert len(children) == 0 and possible.tolist() == [False]
 
 
-def test_a_leaf_that_cannot_be_split_counts() -> None:
+def test_a_sub_box_that_cannot_be_split_counts() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.zero_()
@@ -130,25 +130,25 @@ def test_a_leaf_that_cannot_be_split_counts() -> None:
     x = torch.ones(1, 1)
     box = Box(x, torch.nextafter(x, 2 * x))
     samples = OpenSamples(torch.arange(1), x, torch.zeros(1).long(), box, -x, torch.zeros(1, 1).bool())
-    found = InputSplit()(Subject(model, BoundEngine(model, x)), samples, timeout=30.0)
+    found = CompleteStage("input-split")(Subject(model, BoundEngine(model, x)), samples, timeout=30.0)
     assert -1.0 <= found.lower.item() <= 1.001e-6 and found.exhausted == [False]
 
 
 def test_what_is_clipped_was_proven() -> None:
     target, lost = 0.1, 0
     for seed in range(40):
-        leaves, generator = _leaves(5, 3, 2, seed)
+        boxes, generator = _sub_boxes(5, 3, 2, seed)
         matrix = torch.randn(5, 2, 3, generator=generator)
-        least = torch.minimum(matrix * leaves.lower[:, None], matrix * leaves.upper[:, None]).sum(2)
-        offset = leaves.bound - least  # so that the functions' minima are the bounds
-        smaller, changed = clipped(leaves, matrix, offset, target)
-        assert bool((smaller.lower >= leaves.lower).all()) and bool((smaller.upper <= leaves.upper).all())
+        least = torch.minimum(matrix * boxes.lower[:, None], matrix * boxes.upper[:, None]).sum(2)
+        offset = boxes.bound - least  # so that the functions' minima are the bounds
+        smaller, changed = clipped(boxes, matrix, offset, target)
+        assert bool((smaller.lower >= boxes.lower).all()) and bool((smaller.upper <= boxes.upper).all())
         lost += int(changed.sum())
         shares = torch.rand(2000, 5, 3, generator=generator)
-        points = leaves.lower + shares * (leaves.upper - leaves.lower)
+        points = boxes.lower + shares * (boxes.upper - boxes.lower)
         outside = ((points < smaller.lower) | (points > smaller.upper)).any(2)
         values = torch.einsum("bri,nbi->nbr", matrix.double(), points.double()) + offset.double()
-        safe = (values > target) | (leaves.bound > target)
+        safe = (values > target) | (boxes.bound > target)
         assert bool(safe.all(2)[outside].all())
         assert not bool(outside[:, ~changed].any())
     assert lost > 30
@@ -172,7 +172,7 @@ def test_a_network_that_overflows_is_unknown() -> None:
     assert records[0].verdict != "verified"
 
 
-def test_leaves_closed_too_early_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_closed_too_early_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(input_split.AIM, torch.float32, -1e9)
     wrong = 0
     for seed in range(12):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import math
 import time
 from dataclasses import replace
@@ -10,22 +9,18 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
-from gls_lirpa.certification import exact_lp, milp
-from gls_lirpa.certification.exact_lp import minimise
-from gls_lirpa.certification.milp import ExactOracle
+from gls_lirpa.certification import certify
+from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples
-from gls_lirpa.engine import split
-from gls_lirpa.engine.split import FormBuilder, SplitForm
-from gls_lirpa.engine.split_tighten import tightened
 from gls_lirpa.errors import ConfigError, EngineError
+from gls_lirpa.solver import SolverSettings
+from gls_lirpa.solver.builder import FormBuilder
+from gls_lirpa.solver.exact import minimise
+from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.tighten import tightened
+from tests.branch_problems import oracle
 from tests.exact_nets import KINDS, margins, problem, random_input, random_net
 from tests.oracle import exact_margins
-
-
-@pytest.mark.parametrize("module", [exact_lp, milp, split])
-def test_docstring_examples(module: object) -> None:
-    result = doctest.testmod(module)  # type: ignore[arg-type]
-    assert result.attempted > 0 and result.failed == 0
 
 
 def _form(kind: str, seed: int, *, width: int = 6, eps: float = 0.3) -> tuple[nn.Module, torch.Tensor, SplitForm]:
@@ -116,8 +111,8 @@ def test_stage_reports_bounds_and_replaying_counterexamples() -> None:
         model, x = random_net("normalized", seed, width=6), random_input(seed)
         subject, samples = problem(model, x, 0.4)
         minima = exact_margins(model, samples.box, samples.labels)
-        found = ExactOracle(decide=False)(subject, samples, timeout=20.0)
-        decided = ExactOracle()(subject, samples, timeout=20.0)
+        found = oracle(decide=False)(subject, samples, timeout=20.0)
+        decided = oracle()(subject, samples, timeout=20.0)
         assert found.exhausted == decided.exhausted == [False]
         for answer in (found, decided):
             assert (answer.lower.double() <= torch.from_numpy(minima) + 1e-5).all()
@@ -134,7 +129,7 @@ def test_only_open_classes_are_touched() -> None:
     subject, samples = problem(model, x, 0.1)
     proven = torch.tensor([[True, False]])
     samples = OpenSamples(samples.indices, x, samples.labels, samples.box, samples.lower, proven)
-    found = ExactOracle()(subject, samples, timeout=10.0)
+    found = oracle()(subject, samples, timeout=10.0)
     assert found.lower[0, 0] == -torch.inf and math.isfinite(found.lower[0, 1])
 
 
@@ -142,7 +137,7 @@ def test_no_time_is_an_answer() -> None:
     model, x = random_net("dense", 1, width=20), random_input(1)
     subject, samples = problem(model, x, 0.5)
     started = time.monotonic()
-    found = ExactOracle()(subject, samples, timeout=0.0)
+    found = oracle()(subject, samples, timeout=0.0)
     assert time.monotonic() - started < 5.0
     assert found.exhausted == [True] and (found.lower == -torch.inf).all() and found.counterexamples == [None]
 
@@ -151,9 +146,9 @@ def test_refusals() -> None:
     model, x = random_net("dense", 0, width=6), random_input(0)
     subject, samples = problem(model, x, 0.1)
     with pytest.raises(ConfigError, match="up to 5 ReLUs, this one has 6"):
-        ExactOracle(max_relus=5)(subject, samples, timeout=1.0)
+        CompleteStage("milp", SolverSettings(max_relus=5))(subject, samples, timeout=1.0)
     with pytest.raises(ConfigError, match="max_relus >= 1"):
-        ExactOracle(max_relus=0)
+        SolverSettings(max_relus=0)
     with pytest.raises(ConfigError, match="one sample"):
         FormBuilder(model, x).form(linf_box(x.repeat(2, 1, 1, 1), 0.1), torch.eye(3))
     with pytest.raises(ConfigError, match="max_mib"):
@@ -169,3 +164,18 @@ def test_a_missing_solver_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "highspy", None)
     with pytest.raises(EngineError, match=r"pip install 'gls-lirpa\[milp\]'"):
         minimise(form, 0)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-10, 1e-12])
+def test_small_weights_are_not_left_out(size: float) -> None:
+    """f_0 − f_1 = 0.3 − relu(size · (x − 0.5)) / size, with coefficients and values below the solver's tolerances."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 2))
+    with torch.no_grad():
+        for parameter, values in zip(
+            model.parameters(), ([[size]], [-0.5 * size], [[-1 / size], [0.0]], [0.3, 0.0]), strict=True
+        ):
+            parameter.copy_(torch.tensor(values))
+    x = torch.full((1, 1, 1, 1), 0.5)
+    for eps, verdict in ((0.5, "falsified"), (0.25, "verified")):
+        (record,) = certify(model, x, torch.tensor([0]), eps=eps, stages=["milp"], timeout=10)
+        assert record.verdict == verdict and record.bound is not None and record.bound <= 0.3 - eps + 1e-4

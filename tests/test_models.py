@@ -26,6 +26,7 @@ CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
         ("cnn5-l", (1, 28, 28), 793_930),
         ("cnn7", (3, 32, 32), 17_190_602),
         ("cnn7-bn", (3, 32, 32), 17_192_650),
+        ("cnn7-bn", (3, 64, 64), 17_192_650),
     ],
 )
 def test_parameter_counts(name: str, in_shape: tuple[int, ...], parameters: int) -> None:

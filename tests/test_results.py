@@ -16,7 +16,7 @@ from gls_lirpa.bench.evidence import BEGIN, END, accuracy_table, difference_tabl
 from gls_lirpa.bench.letters import packed, unpacked
 from gls_lirpa.bench.results import Result, collect, read_result, read_results
 from gls_lirpa.errors import CheckpointError, ConfigError
-from gls_lirpa.training.config import TrainConfig
+from gls_lirpa.training.job import make_config
 
 from .conftest import Glscert
 
@@ -94,7 +94,7 @@ def test_one_seed_has_no_interval() -> None:
 
 def a_result(method: str, estimator: str, seed: int, certified: int, **changes: object) -> Result:
     letters = "v" * certified + "f" * (90 - certified) + "m" * 9 + "u"
-    config = TrainConfig(dataset="mnist", relaxation=method, estimator=estimator, seed=seed, preset="paper-mnist-0.1")
+    config = make_config({"relaxation": method, "estimator": estimator, "seed": seed, "preset": "paper-mnist-0.1"})
     result = Result(
         name=f"{method}-{estimator}-{seed}",
         experiment="mnist-cnn3",
@@ -105,7 +105,7 @@ def a_result(method: str, estimator: str, seed: int, certified: int, **changes: 
         exploratory=False,
         commit="0123456789ab",
         versions={"torch": "2.13.0"},
-        config={**config.to_dict(), "milestones": []},
+        config=json.loads(json.dumps(config.to_dict())),
         certification={"eps": 0.1, "split": "test", "timeout": 20.0},
         epochs=70,
         train_seconds=60.0,
@@ -192,6 +192,9 @@ def test_tables_of_an_experiment() -> None:
 def test_paper_numbers_stand_beside_its_recipe_alone() -> None:
     tuned = [dataclasses.replace(r, config={**r.config, "preset": "mnist-0.1"}) for r in experiment()]
     assert "paper nat. / cert." not in accuracy_table(tuned).header
+    for change in ({"epochs": 7}, {"lr": 5e-5}, {"limit": 1000}, {"l1": 1e-6}):
+        short = [dataclasses.replace(r, config={**r.config, **change}) for r in experiment()]
+        assert "paper nat. / cert." not in accuracy_table(short).header
     marked = [dataclasses.replace(r, exploratory=True) for r in experiment()]
     assert "†" in accuracy_table(marked).rows[0][1].text
 

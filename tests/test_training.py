@@ -19,6 +19,7 @@ from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
 from gls_lirpa.training import PRESETS, Interrupted, RunFolder, TrainConfig, get_preset, load_run, preset_of, train
 from gls_lirpa.training.job import make_config
 from gls_lirpa.training.loop import Trainer
+from gls_lirpa.training.runs import dataset_of
 
 SMALL: dict[str, Any] = {
     "net": "cnn3-tiny",
@@ -300,6 +301,37 @@ def test_recipes_by_kind() -> None:
         make_config({"preset": "paper"})
     with pytest.raises(ConfigError, match="unknown preset 'papr'"):
         make_config({"preset": "papr", "dataset": "mnist"})
+
+
+def test_literature_recipes_bring_each_losss_own_training() -> None:
+    def config(loss: str, dataset: str, eps: float, **options: object) -> TrainConfig:
+        given = {"preset": "literature", "estimator": "grad", "net": "cnn7-bn", "loss": loss, "dataset": dataset}
+        return make_config({**given, "eps": eps, **options})
+
+    ibp, mtl = config("robust", "mnist", 0.1), config("mtl", "mnist", 0.1)
+    assert (ibp.l1, mtl.l1) == (2e-6, 1e-5)
+    assert (ibp.natural_weight, mtl.natural_weight) == (0.3, 0.3)
+    assert (ibp.average_from, mtl.average_from) == (None, 65)
+    assert (ibp.eps, ibp.trained_eps, ibp.eps_schedule().at(70.0)) == (0.1, 0.2, 0.2)
+    assert mtl.loss_options["steps"] == 10 and config("mtl", "cifar10", 2 / 255).loss_options["steps"] == 1
+    assert config("taps", "mnist", 0.1).loss_options["relus"] == 3
+    assert config("taps", "mnist", 0.3).loss_options["relus"] == 2
+    assert config("taps", "cifar10", 2 / 255).loss_options["shrinkage"] == 0.8
+    assert config("robust", "tinyimagenet", 1 / 255).l1 == 1e-5
+    large = config("exp", "cifar10", 8 / 255)
+    assert (large.epochs, large.milestones, large.average_from, large.lr) == (240, (200.0, 220.0), 225, 5e-4)
+    assert (large.padding, make_config({"preset": "paper", "dataset": "cifar10"}).padding) == ("edge", "zero")
+    assert config("robust", "mnist", 0.1, l1=0.5).l1 == 0.5, "what the user names wins"
+    tuned = make_config({"dataset": "mnist", "eps": 0.1, "estimator": "grad", "loss": "mtl"})
+    assert (tuned.average_from, tuned.natural_weight, tuned.eps_factor) == (None, 0.0, 1.0)
+
+
+def test_training_radius_is_a_multiple_of_the_certified_one() -> None:
+    config = TrainConfig(**{**SMALL, "eps": 0.05, "eps_factor": 2.0})
+    trainer = Trainer(config, dataset_of(config))
+    assert (trainer.criterion.eps, config.eps) == (0.1, 0.05)
+    with pytest.raises(ConfigError, match=r"eps \* eps_factor <= 1"):
+        TrainConfig(eps=0.6, eps_factor=2.0)
 
 
 def test_sigma_tied_to_the_learning_rate() -> None:

@@ -131,8 +131,8 @@ def loss_landscape(
     chosen = [get_relaxation(relaxation) for relaxation in relaxations]
     losses = [CertifiedLoss(model, relaxation, eps=eps) for relaxation in chosen]
     positions = [step * k for k in range(-behind, ahead + 1)]
-    with _borrowed(model) as (weights, theta, scene):
-        gradient = _gradient(CertifiedLoss(model, "crown", eps=eps), weights, x, y)
+    with borrowed_weights(model) as (weights, theta, scene):
+        gradient = crown_gradient(CertifiedLoss(model, "crown", eps=eps), weights, x, y)
         scene.reset()
         with torch.no_grad(), scene.frozen():
             line = [theta - (t * lr) * gradient for t in positions]
@@ -147,7 +147,7 @@ def loss_landscape(
 
 
 @contextmanager
-def _borrowed(model: nn.Module) -> Iterator[tuple[Weights, Tensor, Surroundings]]:
+def borrowed_weights(model: nn.Module) -> Iterator[tuple[Weights, Tensor, Surroundings]]:
     """The weights to be moved, their values, and all that is put back whatever happens."""
     trainable = [name for name, p in model.named_parameters() if p.requires_grad]
     weights = Weights(model, trainable or [name for name, _ in model.named_parameters()])
@@ -159,7 +159,8 @@ def _borrowed(model: nn.Module) -> Iterator[tuple[Weights, Tensor, Surroundings]
         scene.restore()
 
 
-def _gradient(loss: CertifiedLoss, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+def crown_gradient(loss: CertifiedLoss, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the loss at the weights, flat."""
     with torch.enable_grad():
         for parameter in weights.tensors:
             parameter.requires_grad_(True)

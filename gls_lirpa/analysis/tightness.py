@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from gls_lirpa.analysis.landscape import Progress
 from gls_lirpa.analysis.plain import to_plain
 from gls_lirpa.attacks import worst_margin
-from gls_lirpa.base.boxes import check_eps, check_labels, linf_box, margin_spec
+from gls_lirpa.base.boxes import check_eps, check_labels, crossed, linf_box, margin_spec
 from gls_lirpa.base.modes import preserved
 from gls_lirpa.certification.attack import pgd
-from gls_lirpa.certification.incomplete import crossed
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError, DataError
 from gls_lirpa.relaxations import Relaxation, get_relaxation

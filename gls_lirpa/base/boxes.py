@@ -51,7 +51,9 @@ def linf_box(x: Tensor, eps: float, *, low: float = 0.0, high: float = 1.0) -> B
     eps = check_eps(eps)
     if not x.is_floating_point():
         raise DataError(f"expected floating-point pixels in [{low:g}, {high:g}], got {x.dtype}")
-    return Box((x - eps).clamp(min=low, max=high), (x + eps).clamp(min=low, max=high))
+    # In float64: eps rounded to float32 may be smaller, and x − eps has digits enough to show it where they cancel.
+    exact = x.double()
+    return Box(*((exact + side).clamp(min=low, max=high).to(x.dtype) for side in (-eps, eps)))
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
@@ -97,6 +99,19 @@ class Bounds:
 
     lower: Tensor
     intermediate: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+CROSSED = 1e-4
+"""A lower bound above its upper bound by more than this share of their size is not rounding."""
+
+
+def crossed(bounds: Bounds) -> Tensor:
+    """Samples with a pre-activation whose bounds are NaN or cross by more than rounding."""
+    odd = torch.zeros(len(bounds.lower), dtype=torch.bool, device=bounds.lower.device)
+    for lower, upper in bounds.intermediate.values():
+        ordered = lower <= upper + CROSSED * (1 + upper.abs())  # false for a NaN
+        odd |= ~ordered.flatten(1).all(1)
+    return odd
 
 
 def concatenated(parts: list[Bounds]) -> Bounds:

@@ -58,7 +58,9 @@ def stratified_split(labels: Tensor, fraction: float, *, seed: int) -> tuple[Ten
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random horizontal flip, and random crop to the same size after ``pad`` zero pixels on every side.
+    """Random horizontal flip, and random crop to the same size after ``pad`` pixels on every side.
+
+    The pixels around the image repeat its edge, as in the literature's code, or are 0 with ``edge=False``.
 
     >>> x = torch.rand(2, 3, 8, 8)
     >>> Augmentation(flip=True, pad=2)(x, seed=0, epoch=1, indices=torch.tensor([7, 8])).shape
@@ -67,6 +69,7 @@ class Augmentation:
 
     flip: bool = False
     pad: int = 0
+    edge: bool = True
 
     def __post_init__(self) -> None:
         if self.pad < 0:
@@ -84,10 +87,10 @@ class Augmentation:
         return torch.from_numpy(pixels)
 
     def _crop(self, pixels: npt.NDArray[Any], bits: UInt64) -> npt.NDArray[Any]:
-        size, channels, height, width = pixels.shape
+        size, _, height, width = pixels.shape
         pad = self.pad
-        padded = np.zeros((size, channels, height + 2 * pad, width + 2 * pad), dtype=pixels.dtype)
-        padded[:, :, pad : pad + height, pad : pad + width] = pixels
+        around = ((0, 0), (0, 0), (pad, pad), (pad, pad))
+        padded = np.pad(pixels, around, mode="edge") if self.edge else np.pad(pixels, around)
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
         positions = np.uint64(2 * pad + 1)
         top = ((bits >> np.uint64(1)) & np.uint64(0x7FFFFFFF)) % positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from gls_lirpa.bench.sections import Entry, Table, marks
 from gls_lirpa.bench.statistics import ENOUGH_SEEDS, Bits, Cell, Cells, contrast, estimate, paradox_verdicts
 from gls_lirpa.bench.tables import NONE, VERDICT_WORDS
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.training.job import make_config
 
 BEGIN, END = "<!-- evidence: {} -->", "<!-- end of evidence -->"
 _INCOMPARABLE = ("popsize",)
@@ -64,12 +66,28 @@ def accuracy_table(results: Sequence[Result]) -> Table:
 def _paper_row(results: Sequence[Result]) -> PaperRow | None:
     """The paper's row of a cell whose runs all follow its recipe in full."""
     config = results[0].config
-    if not all(str(r.config.get("preset") or "").startswith("paper-") for r in results):
+    if not all(_follows_the_paper(dict(result.config)) for result in results):
         return None
     for row in all_paper_rows():
         if row.table not in _INCOMPARABLE and _same(row, config) and bool(results[0].start) == _started(row):
             return row
     return None
+
+
+_FREE = ("seed", "init_from", "eval_samples")
+_OF_THE_ROW = ("rho", "population")
+
+
+def _follows_the_paper(config: dict[str, Any]) -> bool:
+    """Whether a run is what a paper preset makes of its method, but for what the table's rows vary."""
+    if not str(config.get("preset") or "").startswith("paper-"):
+        return False
+    chosen = {key: config[key] for key in ("preset", "estimator", "net", "loss", "relaxation")}
+    recipe = json.loads(json.dumps(make_config(chosen).to_dict()))
+    for given in (config, recipe):
+        options = given["estimator_options"]
+        given["estimator_options"] = {key: value for key, value in options.items() if key not in _OF_THE_ROW}
+    return all(recipe.get(key, value) == value for key, value in config.items() if key not in _FREE)
 
 
 def _same(row: PaperRow, config: dict[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from gls_lirpa.training.loop import Reporter, train
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
 
-_MOVABLE = ("data_root", "init_from", "device")
+_MOVABLE = ("data_root", "init_from", "teacher", "device")
 
 
 class SilentReporter:
@@ -85,6 +85,7 @@ def _performed(run: PlannedRun, out: Path, reporter: Reporter) -> Outcome:
     summary = certify_job(
         path,
         samples=run.samples,
+        split=run.split,
         timeout=run.timeout,
         out=records,
         data_root=run.config.data_root,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gls_lirpa.bench.suite import PlannedRun
+from gls_lirpa.data import Dataset
 from gls_lirpa.errors import GLSError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.dry_run import probe
@@ -42,11 +43,17 @@ def _steps(config: TrainConfig) -> int:
 
 
 def _step_seconds(config: TrainConfig) -> float | None:
+    try:
+        return step_seconds(config, dataset_of(config))
+    except GLSError:
+        return None
+
+
+def step_seconds(config: TrainConfig, dataset: Dataset) -> float:
+    """Seconds of one step at full radius on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return probe(config).step_seconds
-    except GLSError:
-        return None
+        return probe(config, dataset).step_seconds
     finally:
         torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from gls_lirpa.analysis.dynamics import training_dynamics
 from gls_lirpa.analysis.landscape import Landscape, loss_landscape
 from gls_lirpa.analysis.pictures import draw_dynamics, draw_landscape, draw_scores, draw_tightness, draw_toys
+from gls_lirpa.analysis.surface import Surface, draw_surface, sampled_surface
 from gls_lirpa.analysis.tightness import Tightness, tightness_curves
 from gls_lirpa.analysis.toys import jump_toy, valley_toy
 from gls_lirpa.bench.context import Context, test_images
@@ -132,16 +133,15 @@ def landscape_sections(context: Context) -> list[Section]:
     run = context.studied()
     if run is None:
         return [Section("Loss landscape", (NO_NETWORK,)), _toys(context)]
-    return [*_landscape(context, run), _dynamics(context), _toys(context)]
+    return [*_landscape(context, run, sigmas=context.suite.settings["sigmas"]), _dynamics(context), _toys(context)]
 
 
-def _landscape(context: Context, run: Run) -> list[Section]:
+def _landscape(context: Context, run: Run, *, sigmas: tuple[float, ...]) -> list[Section]:
     settings = dict(context.suite.settings)
     batch, samples = settings.get("batch", 16), settings.get("samples", 128)
     if context.budget.samples is not None:
         samples = min(samples, context.budget.samples)
     x, y = test_images(run, batch)
-    sigmas = tuple(settings["sigmas"])
     steps = (settings.get("points", 41) - 1) // 2
 
     def compute() -> dict[str, object]:
@@ -161,7 +161,7 @@ def _landscape(context: Context, run: Run) -> list[Section]:
         )
         return dict(found.to_dict())
 
-    key = {**settings, "samples": samples, "eps": run.config.eps}
+    key = {**settings, "sigmas": sigmas, "samples": samples, "eps": run.config.eps}
     found = Landscape.from_dict(context.stored("landscape", run, key, compute))
     curves, scores = context.out / "landscape.png", context.out / "scores.png"
     draw_landscape(found, curves)
@@ -215,7 +215,41 @@ def ablation_sections(context: Context) -> list[Section]:
     """Short trainings over one option, beside the loss surface."""
     run = context.studied()
     sections = table_sections(context)
-    return sections if run is None else [*sections, *_landscape(context, run)]
+    if run is None:
+        return sections
+    settings = context.suite.settings
+    if settings["option"] == "population":
+        return [*sections, _surface(context, run, settings["values"], settings["sigma"])]
+    return [*sections, *_landscape(context, run, sigmas=(0.0, *settings["values"]))]
+
+
+def _surface(context: Context, run: Run, populations: tuple[int, ...], sigma: float) -> Section:
+    """What is left of the sampling's noise on the smoothed loss, for each population."""
+    settings = {
+        "eps": run.config.eps,
+        "sigma": sigma,
+        "populations": tuple(int(size) for size in populations),
+        "points": context.suite.settings.get("points", 41),
+    }
+    x, y = test_images(run, context.suite.settings.get("batch", 4))
+
+    def compute() -> dict[str, object]:
+        found = context.watched(
+            "surface", lambda progress: sampled_surface(run.model, x, y, **settings, progress=progress)
+        )
+        return dict(found.to_dict())
+
+    found = Surface.from_dict(context.stored("surface", run, {**settings, "batch": len(x)}, compute))
+    file = context.out / "surface.png"
+    draw_surface(found, file)
+    rows = tuple((Entry(str(size)), Entry(f"{value:.3g}")) for size, value in sorted(found.roughness.items()))
+    note = f"Mean distance from the curve of the largest population, along the CROWN gradient; {len(x)} images."
+    return Section(
+        "Noise of the estimated surface",
+        (f"The loss smoothed with σ = {sigma:g}, estimated anew at every point with each population.",),
+        (Table("surface", ("population", "distance"), rows, note=note),),
+        (Figure(file, "The smoothed CROWN loss as PGPE sees it; curves are set apart."),),
+    )
 
 
 def _names(names: Iterable[str]) -> tuple[str, ...]:

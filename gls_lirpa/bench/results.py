@@ -110,7 +110,8 @@ def collect(
         commit=made_by or noted or commit(),
         versions=versions,
         config={key: value for key, value in config.to_dict().items() if key not in _OF_THE_MACHINE}
-        | {"init_from": start or None, "net": PurePath(config.net).name},
+        | {"init_from": start or None, "net": PurePath(config.net).name}
+        | {"teacher": None if config.teacher is None else PurePath(config.teacher).name},
         certification={key: value for key, value in settings.items() if key not in ("weights", "samples")},
         epochs=len(rows),
         train_seconds=round(sum(row["seconds"] for row in rows), 1),

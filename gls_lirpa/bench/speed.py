@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.bench.context import Context
+from gls_lirpa.bench.costs import cost_rows, cost_table, measured_costs
 from gls_lirpa.bench.sections import Entry, Section, Table
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.plain import METHODS, plain_loss, torch_convolutions
@@ -119,7 +120,11 @@ def measured(
 
 def speed_sections(context: Context) -> list[Section]:
     """Measure (always anew) and tabulate."""
-    result = context.watched("speed", lambda progress: measured(**context.suite.settings, progress=progress))
+    settings = dict(context.suite.settings)
+    rows = cost_rows()[: settings.pop("cost_rows", None)]
+    sizes = settings.pop("cost_sizes", (2, 16))
+    result = context.watched("speed", lambda progress: measured(**settings, progress=progress))
+    result["costs"] = context.watched("costs", lambda progress: measured_costs(rows, sizes=sizes, progress=progress))
     replace_file(context.out / "speed.json", (json.dumps(result, indent=2) + "\n").encode())
     return sections_of(result)
 
@@ -159,5 +164,6 @@ def sections_of(result: dict[str, Any]) -> list[Section]:
                 Table("steps", header, tuple(step_rows), note=note),
                 Table("evaluations", ("relaxation", *names), tuple(rate_rows), note="Loss evaluations per second."),
             ),
-        )
+        ),
+        Section("Training costs", tables=(cost_table(result["costs"]),)),
     ]

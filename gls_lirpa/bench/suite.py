@@ -43,7 +43,7 @@ class Cell:
 class Suite:
     """Cells, seeds, the number of certified test images with the seconds for each, and a renderer.
 
-    ``preset``: the recipe of suites that have a choice of two, ``paper`` or ``tuned``, else None.
+    ``preset``: the recipe of suites that have a choice of it, ``paper`` by default, else None.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Suite:
         if self.preset is None:
             raise ConfigError(f"suite {self.name!r} has a recipe of its own: remove --preset")
         if preset not in RECIPES:
-            raise ConfigError(f"unknown recipe {preset!r}: expected --preset {' or '.join(RECIPES)}")
+            raise ConfigError(f"unknown recipe {preset!r}: expected --preset {', '.join(RECIPES)}")
         cells = tuple(
             dataclasses.replace(cell, options={**cell.options, "preset": preset}, paper=None) for cell in self.cells
         )
@@ -119,6 +119,7 @@ class PlannedRun:
     needs: str | None
     samples: int | None
     timeout: float
+    split: str = "test"
 
     @property
     def name(self) -> str:

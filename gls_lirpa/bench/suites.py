@@ -250,7 +250,7 @@ def _ablation(name: str, summary: str, values: tuple[float, ...], option: str, r
             samples=500,
             timeout=20.0,
             renderer="ablation",
-            settings={"option": option, "sigmas": (0.0, *values) if option == "sigma" else SIGMAS},
+            settings={"option": option, "values": values, "sigma": recipe.get("sigma")},
         ),
     )
 
@@ -265,19 +265,20 @@ _ABLATION: Fields = {
     "lr": 5e-3,
     "relaxation": "crown",
 }
+_ABLATION_PGPE: Fields = {"estimator": "pgpe", "lr": 1e-3, "epochs": 1, "milestones": (), "eps_anneal_epochs": 0.0}
 _ablation(
     "ablation-sigma",
-    "loss surface and short crown + rgs trainings over sigma",
+    "loss surface and short crown + pgpe trainings over PGPE's sigma",
     (1e-4, 1e-3, 1e-2, 3e-2),
     "sigma",
-    {"estimator": "rgs", "samples": 2, "epochs": 6, "milestones": (4, 5), "eps_anneal_epochs": 0.0},
+    {**_ABLATION_PGPE, "population": 32},
 )
 _ablation(
     "ablation-population",
-    "short crown + pgpe trainings over the population",
-    (16, 32, 64, 128),
+    "noisy loss surface and short crown + pgpe trainings over the population",
+    (64, 128, 256, 512, 1024),
     "population",
-    {"estimator": "pgpe", "sigma": 1e-2, "epochs": 1, "milestones": (), "eps_anneal_epochs": 0.0},
+    {**_ABLATION_PGPE, "sigma": 1e-2},
 )
 SUITES.register(
     "speed",

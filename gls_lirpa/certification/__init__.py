@@ -8,6 +8,7 @@ from gls_lirpa.certification.records import Record, RecordFolder, Summary
 from gls_lirpa.certification.result import Certification
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
+from gls_lirpa.solver import SolverSettings
 
 __all__ = [
     "DEFAULT_STAGES",
@@ -21,6 +22,7 @@ __all__ = [
     "Record",
     "RecordFolder",
     "Settings",
+    "SolverSettings",
     "Stage",
     "StageOptions",
     "Subject",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from gls_lirpa.certification.result import Certification
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import StageOptions
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.solver import SolverSettings
 
 
 def certify(
@@ -31,6 +32,7 @@ def certify(
     cross_check: bool = False,
     batch_size: int = BATCH_SIZE,
     options: StageOptions | None = None,
+    bab: SolverSettings | Mapping[str, int] | None = None,
     progress: bool = False,
 ) -> Certification:
     """Certify samples in ℓ∞ balls: one record each, in order, in a list with accuracies.
@@ -48,6 +50,7 @@ def certify(
         cross_check: attack what was verified and bound what was attacked; a contradiction raises.
         batch_size: samples that go through the cascade together.
         options: steps of the attack and limits of the search.
+        bab: settings of the complete searches, or some of them by name; they replace those of ``options``.
         progress: show a progress bar on standard error.
 
     Raises:
@@ -71,7 +74,10 @@ def certify(
     plain = isinstance(eps, (int, float)) and is_pixels(domain)
     chosen = DEFAULT_STAGES if stages is None else tuple(stages)
     radius = float(eps) if plain else 0.0
-    settings = Settings(radius, chosen, timeout, seed, cross_check, options or StageOptions())
+    options = StageOptions() if options is None else options
+    if bab is not None:
+        options = dataclasses.replace(options, bab=bab if isinstance(bab, SolverSettings) else SolverSettings.of(bab))
+    settings = Settings(radius, chosen, timeout, seed, cross_check, options)
     told = {**dataclasses.asdict(settings), "eps": _told(eps), "domain": _told(domain), "samples": len(x)}
     if len(x) == 0:
         return Certification(settings=told)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gls_lirpa.base.boxes import Bounds, Box, margin_spec
+from gls_lirpa.base.boxes import Bounds, Box, crossed, margin_spec
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
 from gls_lirpa.errors import EngineError
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
-
-CROSSED = 1e-4
-"""A lower bound above its upper bound by more than this share of their size is not rounding."""
 
 
 class BoundStage:
@@ -56,15 +53,6 @@ def open_classes(proven: Tensor) -> Tensor:
     """
     width = max(1, int((~proven).sum(1).max()))
     return proven.to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
-
-
-def crossed(bounds: Bounds) -> Tensor:
-    """Samples with a pre-activation whose bounds are NaN or cross by more than rounding."""
-    odd = torch.zeros(len(bounds.lower), dtype=torch.bool, device=bounds.lower.device)
-    for lower, upper in bounds.intermediate.values():
-        ordered = lower <= upper + CROSSED * (1 + upper.abs())  # false for a NaN
-        odd |= ~ordered.flatten(1).all(1)
-    return odd
 
 
 def _register(name: str, relaxation: Relaxation, aliases: tuple[str, ...]) -> None:

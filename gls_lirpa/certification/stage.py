@@ -8,7 +8,7 @@ against the numerical margin and counterexamples against the plain network.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gls_lirpa.base.boxes import Box
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.solver.settings import SolverSettings
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,16 @@ def admits(stage: Stage, box: Box) -> bool:
 
 @dataclass(frozen=True)
 class StageOptions:
-    """What stages can be asked for; each takes what concerns it. ``max_nodes`` None: no limit."""
+    """What stages can be asked for; each takes what concerns it.
+
+    ``bab``: of branch and bound and the other complete searches; ``max_nodes``, if given, goes before its own.
+    """
 
     attack_steps: int = 40
     attack_restarts: int = 5
     iterations: int = 20
     max_nodes: int | None = None
+    bab: SolverSettings = field(default_factory=SolverSettings)
 
 
 STAGES: Registry[Callable[[StageOptions], Stage]] = Registry("stage")

@@ -117,6 +117,7 @@ _JOINS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: torch.cat([x, x.flip(2)], 2),
     lambda x: torch.stack([x, -x], 1),
     lambda x: torch.cat([x.mean((2, 3)), x[:, :, 0, 0]], 1),
+    lambda x: (x[:, :1] + torch.relu(x[:, :, :1] - 0.4)).flatten(1),
 )
 _SUMS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x.mean((2, 3)),
@@ -174,7 +175,7 @@ CASES: Mapping[str, OperatorCase] = {
     "MaxPool2d": OperatorCase(_maxpool, bounded=(), optional=SMOOTH),
     "padding": OperatorCase(_padding),
     "slice, permute": OperatorCase(_picked(_MOVES)),
-    "cat, stack": OperatorCase(_picked(_JOINS)),
+    "cat, stack, broadcast sums": OperatorCase(_picked(_JOINS)),
     "mean, sum, interpolate": OperatorCase(_picked(_SUMS)),
     "residual": OperatorCase(_residual),
     "constants": OperatorCase(_picked(_CONSTANTS)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from gls_lirpa.base.autograd import scalar_with_gradient
 from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.base.modes import preserved
-from gls_lirpa.engine import alpha, hbox, rows
+from gls_lirpa.engine import alpha, hbox, populations, rows
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
 from gls_lirpa.engine.graph import Node, evaluate
 from gls_lirpa.engine.intersection import intersected
-from gls_lirpa.engine.memory import budget, retained_bytes
+from gls_lirpa.engine.memory import budget, keep_freed_pages, retained_bytes
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.proof import proof_points
 from gls_lirpa.engine.relaxation import Relaxation, SampleFunction
+from gls_lirpa.engine.row_members import copied, stacked
 from gls_lirpa.engine.row_network import RowNetwork, Tensors
 from gls_lirpa.engine.wrap import (
     LIRPA_FAILURES,
@@ -64,6 +65,7 @@ class BoundEngine:
         if chunk_mib is not None and chunk_mib < 0:
             raise ConfigError(f"expected chunk_mib >= 0 (0: one sample at a time), got {chunk_mib}")
         check_layers(model)
+        keep_freed_pages()
         self.model = model
         self.normalize, self.core = split_normalization(model)
         self._layers = tuple(model.modules())
@@ -187,6 +189,34 @@ class BoundEngine:
                 gradients[i] = new if old is None else old if new is None else old + new
         return scalar_with_gradient(total, [*weights, *(t for t in shared if t.requires_grad)], gradients)
 
+    def population_margins(
+        self, box: Box, labels: Tensor, relaxation: Relaxation, members: Iterable[object]
+    ) -> Tensor | None:
+        """Margins of many weights of the network, several in one pass: (members, batch, classes − 1), no gradient.
+
+        ``members`` puts the next weights in place whenever it is asked for the next item. None, with nothing asked
+        for, where they must be bounded one at a time: BatchNorm in train mode, no row form, or too large for two.
+        """
+        spec = self._margin_spec(box, labels)
+        self._check(box, spec)
+        bound = None if self._statistics(box, None) else populations.by_rows(self, relaxation)
+        if bound is None:
+            return None
+        with torch.no_grad(), self._modules.use("plain", self._mode("rows"), 1, {}, gradients=True) as wrapped:
+            network, inner = wrapped.rows(), self.normalized_box(box)
+            size = populations.at_once(network, box, spec.shape[1], self._chunk_mib)
+            if size < 2:
+                return None
+
+            def tensors() -> Iterator[Tensors]:
+                for _ in members:
+                    wrapped.synchronise({}, gradients=True)
+                    yield copied(network.tensors(box.lower.dtype, box.lower.device))
+
+            with _explained(relaxation.name):
+                lower = populations.margins(network, bound, inner, spec, tensors(), size)
+        return lower if self._modules.proven else torch.full_like(lower, torch.nan)
+
     # -- primitives the relaxations are made of ---------------------------------------------------
 
     def relaxed(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
@@ -194,9 +224,7 @@ class BoundEngine:
         box = self.normalized_box(box)
         if self.route()[0] == "rows":
             with self._row_form(statistics) as (network, tensors):
-                if method == "IBP":
-                    return rows.ibp(network, tensors, box, spec)
-                return rows.crown(network, tensors, box, spec, tighten=method == "CROWN")
+                return rows.relaxed(network, tensors, box, spec, method=method)
         return self._lirpa(self._mode(method), box, spec, method, statistics, intersect=True)
 
     def lirpa(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
@@ -230,12 +258,12 @@ class BoundEngine:
         example = self._example
         with self._modules.use("plain", self._mode("rows"), 1, statistics, gradients=True) as wrapped:
             network = wrapped.rows()
-            yield network, network.tensors(example.dtype, example.device)
+            yield network, stacked([network.tensors(example.dtype, example.device)])
 
     def _row_probe(self, mode: Mode, box: Box, spec: Tensor) -> Tensor:
         with self._modules.use("plain", mode, 1, {}, gradients=True) as wrapped:
             network = wrapped.rows()
-            tensors = network.tensors(box.lower.dtype, box.lower.device)
+            tensors = stacked([network.tensors(box.lower.dtype, box.lower.device)])
             return rows.crown(network, tensors, box, spec, tighten=True).lower
 
     def hbox(self, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:

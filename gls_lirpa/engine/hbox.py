@@ -53,8 +53,11 @@ def _affine(value: _Zonotope, node: Node, apply: AffineMap) -> _Zonotope:
 
 def _sum(first: _Zonotope, second: _Zonotope, sign: int) -> _Zonotope:
     radii = [r for r in (first.radius, second.radius) if r is not None]
+    center = first.center + sign * second.center
+    if radii and len(radii) == 1:  # of the shape of the sum, where one of the two is broadcast
+        radii = [radii[0].expand_as(center)]
     return _Zonotope(
-        first.center + sign * second.center,
+        center,
         first.coefficients.plus(second.coefficients, sign),
         sum(radii[1:], radii[0]) if radii else None,
     )

@@ -39,3 +39,12 @@ def retained_bytes(compute: Callable[[], object], weights: Iterable[Tensor]) -> 
     del kept
     own = {weight.untyped_storage().data_ptr() for weight in weights}
     return float(max(sum(size for pointer, size in seen.items() if pointer not in own), 1))
+
+
+def keep_freed_pages() -> None:
+    """Let the C library reuse what is freed, up to some 60 MiB, instead of handing it back at every call.
+
+    glibc returns large blocks to the system at once, and touching new ones took a fifth of a bound computation. Its
+    limit is the largest block of up to 32 MiB that was ever freed: one is, here, that nobody writes to.
+    """
+    torch.empty(31 * 2**20, dtype=torch.uint8)

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from gls_lirpa.base.boxes import Bounds
 from gls_lirpa.base.options import Options, Value
 
-if TYPE_CHECKING:
-    pass
-
 BoundFunction = Callable[..., Bounds]
 """``bound(engine, box, spec, statistics, **options)``."""
+
+
+@dataclass(frozen=True)
+class ByRows:
+    """A bound function, and the one it is where networks have a row form: ``rows(network, tensors, box, spec)`` with
+    the same options, for several networks of the same layers at once, all samples of the first one first."""
+
+    bound: BoundFunction
+    rows: BoundFunction
+
+    def __call__(self, *args: Any, **options: Any) -> Bounds:
+        return self.bound(*args, **options)
 
 
 @dataclass(frozen=True)

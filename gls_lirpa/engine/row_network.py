@@ -46,7 +46,7 @@ class Layer:
 
 Tensors = dict[str, tuple[Tensor, Tensor | None]]
 """By layer: a convolution's (kernel (out, in, height, width), offset), a dense layer's (matrix (out, in), offset),
-a scaling's (factor, offset) of its shape."""
+a scaling's (factor, offset) of its shape. Bounds take them with another axis in front, the members of a population."""
 
 
 class RowNetwork:
@@ -109,9 +109,7 @@ class RowNetwork:
             return Layer(kind="dense", shape=shape, **common)
         if node.convolution is not None and len(node.shape) == 3:
             form = node.convolution()
-            return Layer(
-                kind="conv", shape=shape, stride=form.stride, padding=form.padding, kernel=form.size, **common
-            )
+            return Layer(kind="conv", shape=shape, stride=form.stride, padding=form.padding, kernel=form.size, **common)
         if node.form == "elementwise" and self.layers[inputs[0]].outer == node.shape:
             return Layer(kind="scale", shape=self.layers[inputs[0]].shape, **common)
         raise UnsupportedLayerError(f"node {node.name!r} has no row form")

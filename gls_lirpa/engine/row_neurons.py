@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors
+from gls_lirpa.engine.row_members import count as members
+from gls_lirpa.engine.row_network import Layer, Pair, RowNetwork, Tensors
 from gls_lirpa.engine.row_patches import Patch, Rows
-from gls_lirpa.engine.row_walk import Relaxed, lower_bounds
+from gls_lirpa.engine.row_walk import Relaxed, lower_bounds, made
 
 PART_VALUES = 2**20
 """Coefficients that the rows of one pass may have at one layer: 4 MiB in float32, which was the fastest of 2 to 16 on
@@ -68,7 +69,8 @@ class NeuronRows:
 
     def leaves(self, over: Relaxed) -> list[Tensor]:
         """The tensors that bounds depend on."""
-        self._sparse = over.sparse
+        self._sparse, self._boxes = over.sparse, over.prepared_boxes
+        self._members, self._batch = members(over.tensors), len(over.center)
         found = [over.center, over.radius]
         for name in self._names:
             found += [tensor for tensor in over.tensors.get(name, ()) if tensor is not None]
@@ -87,7 +89,8 @@ class NeuronRows:
                 shifted = self._shifted[name]
                 tensors[name] = rest[0], rest[1] if shifted else None
                 rest = rest[1 + shifted :]
-        return Relaxed(self._network, tensors, slopes, center, radius, prepared, sparse=self._sparse)
+        boxes = prepared if self._boxes is made else self._boxes
+        return Relaxed(self._network, tensors, slopes, center, radius, prepared, boxes, sparse=self._sparse)
 
     def parts(self, index: Index) -> list[Index]:
         count = max(1, PART_VALUES // (2 * self._largest))
@@ -106,23 +109,28 @@ class NeuronRows:
         if self._full:
             units = torch.zeros(count, height, width, channels, dtype=dtype, device=device)
             units[every, row, column, channel] = 1
-            return lower_bounds(over, layer.name, Patch(_signed(units), (0, 0), (0, 0)), Rows(sample))
+            return lower_bounds(over, layer.name, Patch(_signed(units), (0, 0), (0, 0)), self._rows(sample))
         units = torch.zeros(count, 1, 1, channels, dtype=dtype, device=device)
         units[every, 0, 0, channel] = 1
-        rows = Rows(sample, (row, column), (height, width))
+        rows = self._rows(sample, (row, column), (height, width))
         return lower_bounds(over, layer.name, Patch(_signed(units), (1, 1), (0, 0)), rows)
+
+    def _rows(self, sample: Tensor, place: tuple[Tensor, Tensor] | None = None, places: Pair = (1, 1)) -> Rows:
+        return Rows(sample, place, places, self._members, self._batch)
 
     def _dense(self, over: Relaxed, sample: Tensor, channel: Tensor) -> Tensor:
         """The coefficients of a dense layer's neuron are a row of its matrix."""
         layer = self._layer
         weight, offset = over.tensors[layer.name]
         below = self._network.layers[layer.inputs[0]]
-        weight = over.prepared((layer.name, "rows"), lambda: weight.view_as(weight))
+        if self._members > 1:
+            channel = channel + sample // self._batch * layer.size
+        weight = over.prepared((layer.name, "rows"), lambda: weight.flatten(0, 1))
         start = weight.index_select(0, channel).view(-1, *below.shape)
-        bounds = lower_bounds(over, below.name, Patch(_signed(start), (0, 0), (0, 0)), Rows(sample))
+        bounds = lower_bounds(over, below.name, Patch(_signed(start), (0, 0), (0, 0)), self._rows(sample))
         if offset is None:
             return bounds
-        shift = over.prepared((layer.name, "shift"), lambda: offset.view_as(offset))
+        shift = over.prepared((layer.name, "shift"), lambda: offset.flatten())
         return bounds + _signed(shift.index_select(0, channel))
 
 

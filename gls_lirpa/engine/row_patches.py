@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,11 +30,37 @@ run at three to six times the rate of convolutions with few channels."""
 @dataclass(frozen=True)
 class Rows:
     """Which rows. Values have two leading axes: (samples, rows of each) for a specification, (neurons, 2) for lower
-    and upper bounds of neurons, of which ``sample`` and ``place`` (row, column) say where they are."""
+    and upper bounds of neurons, of which ``sample`` and ``place`` (row, column) say where they are.
+
+    Of a population of ``members`` networks, samples are counted through: ``batch`` of each, one after the other.
+    """
 
     sample: Tensor | None = None
     place: tuple[Tensor, Tensor] | None = None
     places: Pair = (1, 1)
+    members: int = 1
+    batch: int = 1
+    device: torch.device | None = None
+
+    @cached_property
+    def sections(self) -> list[tuple[int, slice]]:
+        """By member: which rows are its own. Rows of neurons come in the order of their samples."""
+        if self.members == 1:
+            return [(0, slice(None))]
+        if self.sample is None:
+            return [(m, slice(m * self.batch, (m + 1) * self.batch)) for m in range(self.members)]
+        ends = torch.arange(1, self.members + 1, device=self.sample.device) * self.batch
+        bounds = [0, *torch.searchsorted(self.sample, ends).tolist()]
+        return [(m, slice(a, b)) for m, (a, b) in enumerate(pairwise(bounds)) if b > a]
+
+    def over(self, axis: str) -> Rows:
+        """The rows as they see maps that only a ``sample`` has, whoever the member, or only a ``member``."""
+        if self.members == 1:
+            return self
+        index = self.sample
+        if index is None:
+            index = torch.arange(self.members * self.batch, device=self.device)
+        return replace(self, sample=index % self.batch if axis == "sample" else index // self.batch, members=1)
 
 
 @dataclass(frozen=True)
@@ -77,8 +104,14 @@ class Window:
         spans, offset, phase = self._spans(), self.patch.offset, self.patch.phase
         if phase == (1, 1) and offset == (0, 0) and spans == value.shape[1:3]:
             return value
+        batch, height, width, _ = value.shape
+        cells = spans[0] // phase[0], spans[1] // phase[1]
+        if offset[1] % phase[1] == 0 and width % phase[1] == 0:
+            # The phases along a line lie side by side already: they count as channels.
+            value = value.reshape(batch, height, width // phase[1], -1)
+            spans, offset, phase = (spans[0], cells[1]), (offset[0], offset[1] // phase[1]), (phase[0], 1)
         found: Tensor = _LaidOut.apply(value, spans, offset, phase)  # type: ignore[no-untyped-call]
-        return found
+        return found.view(batch, *cells, -1)
 
     def nonzero(self, laid_out: Tensor) -> tuple[Tensor, Tensor]:
         """Where what the rows see is not 0: indices of rows and of values."""
@@ -215,31 +248,78 @@ def _taps(layer: Layer, *, aligned: bool) -> Pair:
 
 
 def phases(weight: Tensor, layer: Layer, *, aligned: bool) -> Tensor:
-    """The kernel (out, in, height, width) of a convolution as that of its transpose by phases:
-    (stride² · in, out, taps, taps)."""
-    (out, channels, height, width), stride = weight.shape, layer.stride
+    """The kernels (members, out, in, height, width) of a convolution as those of its transpose by phases:
+    (members, stride² · in, out, taps, taps)."""
+    (members, out, channels, height, width), stride = weight.shape, layer.stride
     shift, taps = _shift(layer, aligned=aligned), _taps(layer, aligned=aligned)
     after = [taps[a] * stride[a] - shift[a] - (height, width)[a] for a in (0, 1)]
     kernel = F.pad(weight, (shift[1], after[1], shift[0], after[0]))
-    kernel = kernel.reshape(out, channels, taps[0], stride[0], taps[1], stride[1])
-    kernel = kernel.permute(3, 5, 1, 0, 2, 4).flip(4, 5)
-    return kernel.reshape(stride[0] * stride[1] * channels, out, *taps)
+    kernel = kernel.reshape(members, out, channels, taps[0], stride[0], taps[1], stride[1])
+    kernel = kernel.permute(0, 4, 6, 2, 1, 3, 5).flip(5, 6)
+    return kernel.reshape(members, stride[0] * stride[1] * channels, out, *taps)
 
 
-def is_matrix(patch: Patch, layer: Layer, rows: int) -> bool:
+def is_matrix(patch: Patch, layer: Layer, below: Layer, rows: int) -> bool:
     """Whether patches at the output of a convolution go back by a product with its matrix."""
     height, width = patch.grid[0] * patch.phase[0], patch.grid[1] * patch.phase[1]
+    if rows < height * width * layer.shape[2]:
+        return False
     taps = _taps(layer, aligned=False)
-    few = height * width <= MATRIX_WASTE * taps[0] * taps[1]
-    return few and rows >= height * width * layer.shape[2]
+    if height * width <= MATRIX_WASTE * taps[0] * taps[1]:
+        return True
+    if not patch.full:
+        return False
+    geometry, _ = below_patch(patch, layer, below)
+    values = patch.values.shape[2:].numel() * geometry.values.shape[2:].numel()
+    return 2 * values <= MATRIX_WASTE * _multiplications(patch, layer, below)
+
+
+LANES = 8
+"""Channels that a convolution computes at once, and pays for where it has fewer."""
+
+
+def _multiplications(patch: Patch, layer: Layer, below: Layer) -> int:
+    """What a transposed convolution of one row takes, channels rounded up to whole lanes."""
+    geometry, _ = below_patch(patch, layer, below)
+    taps = _taps(layer, aligned=is_aligned(patch, layer, below))
+    channels = [-(-count // LANES) * LANES for count in (patch.values.shape[4], geometry.values.shape[4])]
+    return geometry.grid[0] * geometry.grid[1] * taps[0] * taps[1] * channels[0] * channels[1]
+
+
+def by_cells(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> tuple[Patch, Tensor, Layer]:
+    """A full patch in a form without phases, and the convolution from whose output it is, in that form.
+
+    Cells of a grid may count as pixels with all their phases as channels: pixel c f + φ of the output meets pixels
+    (c f + φ + offset) s + a − padding of the input, so this is a convolution of stride f s with the kernels of its
+    channels shifted by φ s. It multiplies with more zeros and moves nothing, which pays for few channels.
+    """
+    apart = Patch(patch.values.new_empty(1, 1, *layer.shape, device="meta"), (0, 0), (0, 0))
+    (fy, fx), stride, kernel = patch.phase, layer.stride, layer.kernel
+    cells = replace(
+        layer,
+        stride=(fy * stride[0], fx * stride[1]),
+        kernel=((fy - 1) * stride[0] + kernel[0], (fx - 1) * stride[1] + kernel[1]),
+        padding=(layer.padding[0] - patch.offset[0] * stride[0], layer.padding[1] - patch.offset[1] * stride[1]),
+    )
+    whole = Patch(patch.values, (0, 0), (0, 0))
+    if patch.phase == (1, 1) or _multiplications(whole, cells, below) > _multiplications(apart, layer, below):
+        return plain(patch, layer), weight, layer
+    shifted = [
+        F.pad(weight, (x * stride[1], (fx - 1 - x) * stride[1], y * stride[0], (fy - 1 - y) * stride[0]))
+        for y in range(fy)
+        for x in range(fx)
+    ]
+    return whole, torch.cat(shifted, dim=1), cells
 
 
 def matrix(patch: Patch, weight: Tensor, layer: Layer, below: Layer) -> Tensor:
-    """What a convolution does to patches laid out as ``patch``: (values at its output, values at its input)."""
+    """What a convolution does to patches laid out as ``patch``: (members, values at its output, at its input)."""
     grid, count = patch.grid, patch.values[0, 0].numel()
     units = torch.eye(count, dtype=weight.dtype, device=weight.device).view(count, 1, *grid, -1)
-    kernel = phases(weight, layer, aligned=is_aligned(patch, layer, below))
-    return transposed(plain(replace(patch, values=units), layer), kernel, layer, below).values.reshape(count, -1)
+    kernel = phases(weight, layer, aligned=is_aligned(patch, layer, below)).flatten(0, 1)
+    patch = plain(replace(patch, values=units), layer)
+    values = _convolved(patch.values, kernel, below_patch(patch, layer, below)[1])
+    return values.view(*values.shape[:3], len(weight), -1).permute(3, 0, 1, 2, 4).reshape(len(weight), count, -1)
 
 
 def below_patch(patch: Patch, layer: Layer, below: Layer) -> tuple[Patch, Pair]:
@@ -265,9 +345,16 @@ def below_patch(patch: Patch, layer: Layer, below: Layer) -> tuple[Patch, Pair]:
     return Patch(empty, step, (offset[0], offset[1]), layer.stride), (taps[0] - 1 - trim[0], taps[1] - 1 - trim[1])
 
 
-def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer) -> Patch:
-    """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernel."""
+def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer, rows: Rows) -> Patch:
+    """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernels."""
     geometry, pads = below_patch(patch, layer, below)
-    flat = patch.values.flatten(0, 1).permute(0, 3, 1, 2)
-    values = F.conv2d(flat, kernel, None, 1, pads).permute(0, 2, 3, 1)
+    if len(kernel) == 1:
+        values = _convolved(patch.values, kernel[0], pads)
+    else:
+        values = torch.cat([_convolved(patch.values[part], kernel[member], pads) for member, part in rows.sections])
     return replace(geometry, values=values.reshape(geometry.values.shape))
+
+
+def _convolved(values: Tensor, kernel: Tensor, pads: Pair) -> Tensor:
+    """(rows · ·, height, width, channels): both leading axes are one afterwards."""
+    return F.conv2d(values.flatten(0, 1).permute(0, 3, 1, 2), kernel, None, 1, pads).permute(0, 2, 3, 1)

@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gls_lirpa.engine.row_members import dots, times
 from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors
 from gls_lirpa.engine.row_patches import (
     Patch,
     Rows,
     Window,
     below_patch,
+    by_cells,
     fills,
     is_aligned,
     is_matrix,
@@ -39,7 +41,8 @@ class Relaxed:
     """A network over boxes, every ReLU replaced by two lines: the weights, the slopes by ReLU, the boxes' centres
     and radii (batch, height, width, channels).
 
-    ``prepared(key, make)`` gives what several passes have in common: weights and maps in the form they need.
+    ``prepared(key, make)`` gives what several passes have in common: weights and maps in the form they need;
+    ``prepared_boxes`` the same for boxes, which members of a population have in common too.
     ``row_slopes`` are lower slopes of some ReLUs for every row of a specification: (batch, rows, *map). ReLUs in
     ``sparse`` have few unstable neurons.
     """
@@ -50,6 +53,7 @@ class Relaxed:
     center: Tensor
     radius: Tensor
     prepared: Callable[[Hashable, Callable[[], Tensor]], Tensor] = made
+    prepared_boxes: Callable[[Hashable, Callable[[], Tensor]], Tensor] = made
     row_slopes: Mapping[str, Tensor] = field(default_factory=dict)
     sparse: frozenset[str] = frozenset()
 
@@ -80,7 +84,9 @@ class _Walk:
     def _step(self, layer: Layer, patch: Patch) -> None:
         values = patch.values.flatten(2)
         if layer.kind == "input":
-            self._add(concretized(values, *self._seen(layer, patch, (self._over.center, self._over.radius))))
+            window = Window(patch, self._rows.over("sample"))
+            center, radius = self._seen(layer, window, (self._over.center, self._over.radius), what="box")
+            self._add(concretized(values, center, radius))
         elif layer.kind == "relu":
             new, constant = self._relaxed(layer, patch)
             self._add(constant)
@@ -90,8 +96,8 @@ class _Walk:
                 self._pass(name, patch if sign > 0 else replace(patch, values=-patch.values))
         elif layer.kind == "scale":
             weight, shift = self._over.tensors[layer.name]
-            maps = [value.unsqueeze(0) for value in (weight, shift) if value is not None]
-            factor, *rest = self._seen(layer, patch, maps)
+            maps = [value for value in (weight, shift) if value is not None]
+            factor, *rest = self._seen(layer, Window(patch, self._rows.over("member")), maps)
             for offset in rest:
                 self._add((values * offset).sum(2))
             self._pass(layer.inputs[0], replace(patch, values=(values * factor).view_as(patch.values)))
@@ -100,8 +106,8 @@ class _Walk:
 
     def _relaxed(self, layer: Layer, patch: Patch) -> tuple[Tensor, Tensor]:
         slopes = self._over.slopes[layer.name]
-        alpha, excess, offset = self._seen(layer, patch, slopes)
         values, window = patch.values.flatten(2), Window(patch, self._rows)
+        alpha, excess, offset = self._seen(layer, window, slopes)
         chosen = self._over.row_slopes.get(layer.name)
         if chosen is not None:
             own = window.laid_out(chosen.flatten(0, 1)).view(*chosen.shape[:2], -1)
@@ -118,22 +124,29 @@ class _Walk:
         below = self._network.layers[layer.inputs[0]]
         values = patch.values.flatten(2)
         if offset is not None:
-            repeats = values.shape[2] // len(offset)
-            self._add(values @ self._over.prepared((layer.name, "offset", repeats), lambda: offset.repeat(repeats)))
+            repeats = values.shape[2] // offset.shape[1]
+            key: Hashable = (layer.name, "offset", repeats)
+            shift = self._over.prepared(key, lambda: offset.repeat(1, repeats))
+            self._add(dots(values, shift, self._rows.sections))
         if layer.kind == "dense":
             weight = self._over.prepared((layer.name, "matrix"), lambda: weight.view_as(weight))
-            result = (values @ weight).view(*values.shape[:2], *below.shape)
+            result = times(values, weight, self._rows.sections).view(*values.shape[:2], *below.shape)
             self._pass(below.name, Patch(result, (0, 0), (0, 0)))
-        elif is_matrix(patch, layer, values.shape[0] * values.shape[1]):
-            form = (layer.name, "matrix", patch.grid, patch.phase)
-            product = values @ self._over.prepared(form, lambda: matrix(patch, weight, layer, below))
+        elif is_matrix(patch, layer, below, values.shape[0] * values.shape[1] // len(weight)):
+            key = (layer.name, "matrix", patch.grid, patch.phase)
+            form = self._over.prepared(key, lambda: matrix(patch, weight, layer, below))
+            product = times(values, form, self._rows.sections)
             geometry, _ = below_patch(patch, layer, below)
             self._pass(below.name, replace(geometry, values=product.view(geometry.values.shape)), beyond=True)
         else:
             aligned = is_aligned(patch, layer, below)
-            key = (layer.name, "phases", aligned)
+            key = (layer.name, "phases", aligned, patch.phase)
+            if patch.full:
+                patch, weight, layer = by_cells(patch, weight, layer, below)
+            else:
+                patch = plain(patch, layer)
             kernel = self._over.prepared(key, lambda: phases(weight, layer, aligned=aligned))
-            self._pass(below.name, transposed(plain(patch, layer), kernel, layer, below), beyond=True)
+            self._pass(below.name, transposed(patch, kernel, layer, below, self._rows), beyond=True)
 
     def _pass(self, name: str, patch: Patch, *, beyond: bool = False) -> None:
         """Hand coefficients on. Behind a transposed convolution some may lie ``beyond`` the map, where the padding
@@ -143,19 +156,19 @@ class _Walk:
             patch = plain(patch, layer)
         if beyond and not patch.full and layer.kind not in ("relu", "input"):
             ones = torch.ones(1, *layer.shape, dtype=patch.values.dtype, device=patch.values.device)
-            (inside,) = self._seen(layer, patch, (ones,), what="inside")
+            (inside,) = self._seen(layer, Window(patch, self._rows), (ones,), what="inside")
             patch = replace(patch, values=(patch.values.flatten(2) * inside).view_as(patch.values))
         elif beyond and (layer.kind not in ("relu", "input") or not fills(patch, layer)):
             patch = plain(patch, layer)
         self._pending[name] = patch if other is None else _merged(other, patch)
 
-    def _seen(self, layer: Layer, patch: Patch, maps: Sequence[Tensor], what: str = "map") -> list[Tensor]:
+    def _seen(self, layer: Layer, window: Window, maps: Sequence[Tensor], what: str = "map") -> list[Tensor]:
         """Maps of the layer's values as the rows' patches see them."""
-        window = Window(patch, self._rows)
+        prepared = self._over.prepared_boxes if what == "box" else self._over.prepared
         found = []
         for number, value in enumerate(maps):
             key = (layer.name, what, number, *window.key)
-            found.append(window.seen(self._over.prepared(key, partial(window.laid_out, value))))
+            found.append(window.seen(prepared(key, partial(window.laid_out, value))))
         return found
 
     def _add(self, constant: Tensor) -> None:

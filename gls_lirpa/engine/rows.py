@@ -7,6 +7,7 @@ list, lower and upper bounds together, and go back to the input. Their bounds ar
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -14,17 +15,25 @@ from torch import Tensor
 
 from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.row_alpha import one_step, optimised
-from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, convolved, to_inner, to_outer
+from gls_lirpa.engine.row_members import chosen, count, mapped
+from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, to_inner, to_outer
 from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, recomputed
 from gls_lirpa.engine.row_patches import Patch, Rows
 from gls_lirpa.engine.row_relaxation import Slopes, crown_slopes, is_sparse
-from gls_lirpa.engine.row_walk import Relaxed, lower_bounds
+from gls_lirpa.engine.row_walk import Relaxed, lower_bounds, made
 
 Interval = tuple[Tensor, Tensor]
 
+FINAL_VALUES = 2**22
+"""Coefficients that the specification's rows of several members may have at one layer: 16 MiB in float32."""
+
+
 @dataclass
 class State:
-    """What is known on the way to the output: intervals of layers, slopes of ReLUs."""
+    """What is known on the way to the output: intervals of layers, slopes of ReLUs.
+
+    The box has a batch of samples; everything else has as many of each member of ``tensors``.
+    """
 
     network: RowNetwork
     tensors: Tensors
@@ -32,6 +41,22 @@ class State:
     intervals: dict[str, Interval] = field(default_factory=dict)
     slopes: dict[str, Slopes] = field(default_factory=dict)
     sparse: set[str] = field(default_factory=set)
+    boxes: Prepared = field(default_factory=Prepared)
+
+    @property
+    def members(self) -> int:
+        return count(self.tensors)
+
+    @property
+    def batch(self) -> int:
+        return len(self.box[0])
+
+    def interval(self, name: str) -> Interval:
+        """A layer's interval for every member, that of the input repeated."""
+        lower, upper = self.intervals[name]
+        if name != self.network.input.name or self.members == 1:
+            return lower, upper
+        return lower.repeat(self.members, 1, 1, 1), upper.repeat(self.members, 1, 1, 1)
 
     def relaxed(self) -> Relaxed:
         lower, upper = self.box
@@ -41,8 +66,27 @@ class State:
             self.slopes,
             (lower + upper) / 2,
             (upper - lower) / 2,
+            prepared_boxes=made if torch.is_grad_enabled() else self.boxes,
             sparse=frozenset(self.sparse),
         )
+
+    def parts(self, size: int) -> Iterator[State]:
+        """The same of ``size`` members at a time, without intervals."""
+        if size >= self.members:
+            yield self
+            return
+        for first in range(0, self.members, size):
+            part = slice(first * self.batch, (first + size) * self.batch)
+            slopes = {name: (a[part], b[part], c[part]) for name, (a, b, c) in self.slopes.items()}
+            tensors = chosen(self.tensors, slice(first, first + size))
+            yield State(self.network, tensors, self.box, {}, slopes, self.sparse, self.boxes)
+
+
+def relaxed(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, method: str) -> Bounds:
+    """IBP, CROWN-IBP, or CROWN with intermediate bounds intersected with intervals."""
+    if method == "IBP":
+        return ibp(network, tensors, box, spec)
+    return crown(network, tensors, box, spec, tighten=method == "CROWN")
 
 
 def ibp(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor) -> Bounds:
@@ -50,27 +94,30 @@ def ibp(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor) -> Bounds
     state = _forward(network, tensors, box, tighten=False, relax=False)
     final = network.final
     below = final.inputs[0] if final.kind == "dense" else final.name
-    ends = tuple(end.flatten(1) for end in state.intervals[below])
+    lower, upper = (end.reshape(state.members, state.batch, -1) for end in state.interval(below))
     distinct = _distinct_rows(spec)
     if distinct is None:
         rows, offset = _through_final(_inner_spec(spec, final), state)
-        center, radius = ((ends[0] + ends[1]).unsqueeze(2), (ends[1] - ends[0]).unsqueeze(2))
-        value = (rows @ center - rows.abs() @ radius).squeeze(2) / 2
-        return Bounds(value if offset is None else value + offset, _outer(state))
-    chosen, inverse = distinct
-    rows, offset = _through_final(_inner_spec(chosen.unsqueeze(0), final)[0], state)
-    rows = rows.t() / 2
-    every = (ends[0] + ends[1]) @ rows - (ends[1] - ends[0]) @ rows.abs()
-    return Bounds((every if offset is None else every + offset).gather(1, inverse), _outer(state))
+        center, radius = ((upper + lower).unsqueeze(3), (upper - lower).unsqueeze(3))
+        value = (rows @ center - rows.abs() @ radius).squeeze(3) / 2
+        return Bounds((value if offset is None else value + offset).flatten(0, 1), _outer(state))
+    common, inverse = distinct
+    rows, offset = _through_final(_inner_spec(common.unsqueeze(0), final), state)
+    rows = rows.transpose(2, 3).squeeze(1) / 2
+    every = (upper + lower) @ rows - (upper - lower) @ rows.abs()
+    every = every if offset is None else every + offset
+    return Bounds(every.gather(2, inverse.expand(state.members, -1, -1)).flatten(0, 1), _outer(state))
 
 
 def _through_final(rows: Tensor, state: State) -> tuple[Tensor, Tensor | None]:
-    """Rows over the output as rows over the values below a dense output layer, and what it adds to them."""
+    """Rows (samples, rows, outputs) as rows over the values below a dense output layer, and what it adds to them:
+    (members, samples, rows, values), (members, samples, rows)."""
     final = state.network.final
     if final.kind != "dense":
-        return rows, None
+        return rows.expand(state.members, *rows.shape), None
     weight, bias = state.tensors[final.name]
-    return rows @ weight, None if bias is None else rows @ bias
+    flat, shape = rows.flatten(0, 1), rows.shape[:2]
+    return (flat @ weight).unflatten(1, shape), None if bias is None else (flat @ bias.t()).t().unflatten(1, shape)
 
 
 DISTINCT = 16
@@ -104,22 +151,30 @@ def crown(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, tigh
     return Bounds(final_rows(state, spec), _outer(state))
 
 
-def alpha_crown(
-    network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, iterations: int | None
-) -> Bounds:
+def alpha_crown(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, iterations: int | None) -> Bounds:
     """CROWN with lower slopes optimised for the rows of ``spec``, or stepped once where ``iterations`` is None."""
     state = _forward(network, tensors, box, tighten=True, relax=True)
-    lower = final_rows(state, spec)
-    if iterations is None:
-        return Bounds(one_step(state.relaxed(), spec, lower), _outer(state))
-    return Bounds(optimised(state.relaxed(), spec, lower, iterations=iterations), _outer(state))
+    found = []
+    for member in state.parts(1):
+        lower = final_rows(member, spec)
+        if iterations is None:
+            found.append(one_step(member.relaxed(), spec, lower))
+        else:
+            found.append(optimised(member.relaxed(), spec, lower, iterations=iterations))
+    return Bounds(torch.cat(found), _outer(state))
 
 
 def final_rows(state: State, spec: Tensor) -> Tensor:
-    """Lower bounds of the rows of a specification over slopes that are known."""
+    """Lower bounds of the rows of a specification over slopes that are known: (members · samples, rows)."""
     final = state.network.final
     values = _inner_spec(spec, final).view(*spec.shape[:2], *final.shape)
-    return lower_bounds(state.relaxed(), final.name, Patch(values, (0, 0), (0, 0)), Rows())
+    largest = max(layer.size for layer in state.network.layers.values())
+    found = []
+    for part in state.parts(max(1, FINAL_VALUES // (spec.shape[0] * spec.shape[1] * largest))):
+        patch = Patch(values.repeat(part.members, 1, 1, 1, 1), (0, 0), (0, 0))
+        rows = Rows(members=part.members, batch=part.batch, device=spec.device)
+        found.append(lower_bounds(part.relaxed(), final.name, patch, rows))
+    return torch.cat(found)
 
 
 def _inner_spec(spec: Tensor, final: Layer) -> Tensor:
@@ -130,7 +185,7 @@ def _outer(state: State) -> dict[str, Interval]:
     found = {}
     for relu in state.network.relus:
         (name,) = relu.node.inputs
-        lower, upper = state.intervals[relu.inputs[0]]
+        lower, upper = state.interval(relu.inputs[0])
         found[name] = to_outer(lower, relu.outer), to_outer(upper, relu.outer)
     return found
 
@@ -150,7 +205,7 @@ def _forward(network: RowNetwork, tensors: Tensors, box: Box, *, tighten: bool, 
             interval = tightened(state, layer, interval)
         state.intervals[layer.name] = interval
         if layer.kind == "relu" and relax:
-            slopes = crown_slopes(*state.intervals[layer.inputs[0]])
+            slopes = crown_slopes(*state.interval(layer.inputs[0]))
             state.slopes[layer.name] = slopes
             if is_sparse(slopes):
                 state.sparse.add(layer.name)
@@ -160,7 +215,8 @@ def _forward(network: RowNetwork, tensors: Tensors, box: Box, *, tighten: bool, 
 def _propagated(layer: Layer, state: State) -> Interval:
     if layer.kind == "input":
         return state.box
-    inputs = [state.intervals[name] for name in layer.inputs]
+    shared = layer.kind in ("conv", "dense", "scale") and layer.inputs == (state.network.input.name,)
+    inputs = [state.box] if shared else [state.interval(name) for name in layer.inputs]
     lower, upper = inputs[0]
     if layer.kind == "relu":
         return lower.clamp(min=0), upper.clamp(min=0)
@@ -169,16 +225,9 @@ def _propagated(layer: Layer, state: State) -> Interval:
         return ends[0][0] + ends[1][0], ends[0][1] + ends[1][1]
     weight, offset = state.tensors[layer.name]
     # Twice the centre and radius with half the weight: exact, and one pass over the larger tensors less.
-    weight, center, radius = weight / 2, lower + upper, upper - lower
-    if layer.kind == "conv":
-        center, radius = convolved(center, weight, offset, layer), convolved(radius, weight.abs(), None, layer)
-    elif layer.kind == "dense":
-        center, radius = (value.flatten(1) for value in (center, radius))
-        center = center @ weight.t() if offset is None else torch.addmm(offset, center, weight.t())
-        radius = radius @ weight.abs().t()
-        center, radius = (value.view(-1, *layer.shape) for value in (center, radius))
-    else:
-        center, radius = center * weight if offset is None else center * weight + offset, radius * weight.abs()
+    weight = weight / 2
+    center = mapped(layer, lower + upper, weight, offset, shared=shared)
+    radius = mapped(layer, upper - lower, weight.abs(), None, shared=shared)
     return center - radius, center + radius
 
 

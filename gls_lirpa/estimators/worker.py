@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,13 +69,29 @@ class Worker:
 
     def pair_losses(self, task: Task, seeds: Sequence[int]) -> list[tuple[float, float]]:
         """The losses at θ + ε and θ − ε for each seed's ε."""
-        pairs = []
         with self.borrowed(task) as scene, scene.frozen():
-            for seed in seeds:
-                epsilon = self.noise(seed).mul_(task.sigma)
-                plus = self.value(task, scene, task.theta + epsilon)
-                pairs.append((plus, self.value(task, scene, task.theta - epsilon)))
-        return pairs
+            points = (
+                task.theta.add(self.noise(seed).mul_(task.sigma), alpha=sign) for seed in seeds for sign in (1, -1)
+            )
+            losses = self._together(task, scene, points)
+            if losses is None:
+                losses = [self.value(task, scene, point) for point in points]
+        return list(zip(losses[::2], losses[1::2], strict=True))
+
+    def _pairs(self, task: Task, seeds: Sequence[int]) -> Iterator[Tensor]:
+        for seed in seeds:
+            epsilon = self.noise(seed).mul_(task.sigma)
+            yield task.theta + epsilon
+            yield task.theta - epsilon
+
+    def _together(self, task: Task, scene: Surroundings, points: Iterable[Tensor]) -> list[float] | None:
+        """The losses at many points by the loss's own ``population``; None where it has none for this task."""
+        population = getattr(self.loss, "population", None)
+        if not callable(population):
+            return None
+        scene.reset()
+        losses = population(self.weights.write, points, *task.args, **self._seeded(task))
+        return None if losses is None else [float(loss) for loss in losses.tolist()]
 
     def noise_sums(
         self, task: Task, seeds: Sequence[int], linear: Sequence[float], square: Sequence[float] | None
@@ -154,18 +170,22 @@ class Worker:
     def _call(self, task: Task, scene: Surroundings, point: Tensor, part: tuple[int, int] | None) -> Tensor:
         scene.reset()
         self.weights.write(point)
-        args, kwargs = task.args, task.kwargs
+        args, kwargs = task.args, self._seeded(task)
         if part is not None:
             args, kwargs = cut(args, kwargs, part)
-        torch.default_generator.manual_seed(task.common)
-        if self.weights.device.type == "cuda":
-            torch.cuda.manual_seed(task.common)
-        if self.takes_generator:
-            kwargs = {**kwargs, "generator": torch.Generator(task.generator_device).manual_seed(task.common)}
         result = torch.as_tensor(self.loss(*args, **kwargs))
         if result.numel() != 1:
             raise GLSError(f"expected the loss to return a scalar, got a tensor of shape {tuple(result.shape)}")
         return result
+
+    def _seeded(self, task: Task) -> dict[str, Any]:
+        """The keywords of a call, whatever is random in it seeded."""
+        torch.default_generator.manual_seed(task.common)
+        if self.weights.device.type == "cuda":
+            torch.cuda.manual_seed(task.common)
+        if not self.takes_generator:
+            return task.kwargs
+        return {**task.kwargs, "generator": torch.Generator(task.generator_device).manual_seed(task.common)}
 
 
 def takes_generator(loss: Loss) -> bool:

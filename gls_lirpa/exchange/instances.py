@@ -127,7 +127,12 @@ class ResultFolder:
 
     def _check_settings(self, limits: Limits) -> None:
         file = self.path / "settings.json"
-        content = {"stages": list(limits.stages), "seed": limits.seed, "max_nodes": limits.max_nodes}
+        content = {
+            "stages": list(limits.stages),
+            "seed": limits.seed,
+            "max_nodes": limits.max_nodes,
+            "bab": dataclasses.asdict(limits.bab),
+        }
         if file.exists() and json.loads(file.read_text()) != content:
             raise ConfigError(f"{str(self.path)!r} holds results made with other settings: choose another --out")
         replace_file(file, (json.dumps(content) + "\n").encode())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from gls_lirpa.certification import SolverSettings
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import StageOptions
@@ -28,15 +29,17 @@ ENDED = 0.9
 
 @dataclass(frozen=True)
 class Limits:
-    """How a property is decided; ``timeout`` is in seconds for the whole property."""
+    """How a property is decided; ``timeout``: seconds for the whole property; ``bab``: of the complete searches."""
 
     stages: tuple[str, ...] = DEFAULT_STAGES
     timeout: float = 60.0
     seed: int = 0
     max_nodes: int | None = None
+    bab: SolverSettings = field(default_factory=SolverSettings)
 
     def settings(self, timeout: float) -> Settings:
-        return Settings(0.0, self.stages, timeout, self.seed, options=StageOptions(max_nodes=self.max_nodes))
+        options = StageOptions(max_nodes=self.max_nodes, bab=self.bab)
+        return Settings(0.0, self.stages, timeout, self.seed, options=options)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from gls_lirpa.base.figures import can_draw
 from gls_lirpa.base.interruption import Interrupted
+from gls_lirpa.certification import SolverSettings
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.picture import draw_cactus
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
@@ -71,6 +72,7 @@ def certify_job(
     stages: str | None = None,
     timeout: float = 60.0,
     max_nodes: int | None = None,
+    bab: Sequence[tuple[str, float]] = (),
     workers: int = 1,
     seed: int = 0,
     cross_check: bool = False,
@@ -83,8 +85,9 @@ def certify_job(
 ) -> Summary:
     """Certify the network of a run or a file, or go on with it, and close with a table and a picture.
 
-    ``dataset``: for a network file, see :func:`gls_lirpa.jobs.targets.load_target`. ``command`` is
-    what the user is told to repeat after an interruption.
+    ``dataset``: for a network file, see :func:`gls_lirpa.jobs.targets.load_target`. ``bab``: settings of
+    :class:`~gls_lirpa.certification.SolverSettings`, by name. ``command`` is what the user is told to repeat
+    after an interruption.
     """
     console = Console(stderr=True, quiet=quiet)
     if workers < 1:
@@ -93,7 +96,7 @@ def certify_job(
     radius = target.eps if eps is None else eps
     if radius is None:
         raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
-    options = StageOptions(max_nodes=max_nodes)
+    options = StageOptions(max_nodes=max_nodes, bab=SolverSettings.of(dict(bab)))
     settings = Settings(radius, stage_names(stages), timeout, seed, cross_check, options)
     chosen = target.dataset.split(split)
     number = _sample_count(samples, len(chosen))

@@ -9,7 +9,7 @@ from gls_lirpa.errors import ConfigError
 from gls_lirpa.jobs.certify import certify_job
 from gls_lirpa.jobs.exchange import instances_job, limits_of, property_job
 
-LIMITS = ("stages", "timeout", "seed", "max_nodes")
+LIMITS = ("stages", "timeout", "seed", "max_nodes", "bab")
 
 
 def certify_command(

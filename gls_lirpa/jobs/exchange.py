@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.interruption import Interrupted
+from gls_lirpa.certification import SolverSettings
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.exchange.export import write_instances, write_onnx
 from gls_lirpa.exchange.instances import ResultFolder, decide_instances, read_instances, timed_answer
@@ -17,11 +20,17 @@ from gls_lirpa.jobs.certify import stage_names
 from gls_lirpa.jobs.targets import is_onnx, load_target
 
 
-def limits_of(*, stages: str | None, timeout: float, seed: int, max_nodes: int | None) -> Limits:
+def limits_of(
+    *,
+    stages: str | None,
+    timeout: float,
+    seed: int,
+    max_nodes: int | None,
+    bab: Sequence[tuple[str, float]] = (),
+) -> Limits:
     """Limits as the command line gives them; wrong ones are refused before any file is read."""
-    limits = Limits(stage_names(stages), timeout, seed, max_nodes)
-    settings = limits.settings(timeout)
-    return Limits(settings.stages, timeout, seed, max_nodes)
+    limits = Limits(stage_names(stages), timeout, seed, max_nodes, SolverSettings.of(dict(bab)))
+    return replace(limits, stages=limits.settings(timeout).stages)
 
 
 def property_job(

@@ -6,8 +6,8 @@ training, where it was larger: CTBench trains sabr, taps, staps and mtl for MNIS
 0.4, SABR for CIFAR-10 2/255 at 3/255.
 """
 
-from gls_lirpa.losses import expressive, fusion, sabr, taps
+from gls_lirpa.losses import distillation, expressive, fusion, sabr, taps
 from gls_lirpa.losses.certified import CertifiedLoss
 from gls_lirpa.losses.terms import LOSSES, Loss, LossInput
 
-__all__ = ["LOSSES", "CertifiedLoss", "Loss", "LossInput", "expressive", "fusion", "sabr", "taps"]
+__all__ = ["LOSSES", "CertifiedLoss", "Loss", "LossInput", "distillation", "expressive", "fusion", "sabr", "taps"]

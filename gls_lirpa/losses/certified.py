@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from gls_lirpa.engine.batchnorm import Statistics, in_train_mode
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
-from gls_lirpa.losses.terms import LOSSES, LossInput
+from gls_lirpa.losses.terms import LOSSES, LossInput, margin_cross_entropy, robust
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 
 _SMALLEST_RADIUS = 1e-4
@@ -39,8 +40,9 @@ class CertifiedLoss:
 
     ``loss`` names the worst-case term (``robust`` over ``relaxation``, ``pgd``, …; see ``LOSSES``)
     and ``natural_weight`` is κ. ``l1`` weighs Σ|w|. ``warmup`` weighs the tightness and balance
-    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. The network's
-    train/eval flag is obeyed; in train mode BatchNorm uses the clean batch's statistics.
+    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. ``teacher`` is the
+    network that a loss such as ``distill`` learns from. The network's train/eval flag is obeyed; in train mode
+    BatchNorm uses the clean batch's statistics.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> criterion = CertifiedLoss(model, "crown", eps=0.1)
@@ -60,6 +62,7 @@ class CertifiedLoss:
         l1: float = 0.0,
         warmup: float = 0.0,
         chunk_mib: int | None = None,
+        teacher: nn.Module | None = None,
         **options: float,
     ) -> None:
         if not 0.0 <= natural_weight <= 1.0:
@@ -71,6 +74,13 @@ class CertifiedLoss:
         self.eps = check_eps(eps)
         self.loss = LOSSES.get(loss)
         self._term = self.loss.configured(options)
+        if (teacher is not None) != self.loss.teacher:
+            raise ConfigError(
+                f"loss {self.loss.name!r} needs a teacher: a trained network, e.g. --teacher RUN"
+                if self.loss.teacher
+                else f"loss {self.loss.name!r} learns from no teacher: remove it, or use loss 'distill'"
+            )
+        self.teacher = teacher
         self._weights = {"natural_weight": natural_weight, "l1": l1, "warmup": warmup}
         self._chunk_mib = chunk_mib
         self._options = options
@@ -96,6 +106,7 @@ class CertifiedLoss:
             "eps": self.eps,
             "loss": self.loss.name,
             "chunk_mib": self._chunk_mib,
+            "teacher": copy.deepcopy(self.teacher).cpu() if self.teacher is not None else None,
         }
         return CertifiedLossFactory(copy.deepcopy(self.model).cpu(), options)
 
@@ -103,24 +114,68 @@ class CertifiedLoss:
         self, x: Tensor, y: Tensor, *, eps: float | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
         radius = self.eps if eps is None else check_eps(eps)
+        worst = self._worst_weight(radius)
         engine = self.engine(x)
         check_labels(y, engine.classes)
-        mix = self._weights["natural_weight"]
-        worst_weight = 0.0 if radius == 0.0 or self.loss.name == "natural" else 1.0 - mix
         logits: Tensor | None = None
         statistics: Statistics = {}
-        if worst_weight < 1.0 or in_train_mode(self.model):
+        if worst < 1.0 or in_train_mode(self.model):
             logits, statistics = engine.forward(x)
-        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator, growing=radius < self.eps)
-        total = torch.zeros((), dtype=x.dtype, device=x.device)
-        if worst_weight < 1.0 and logits is not None:
-            # At radius 0 the worst case is the clean batch itself.
-            total = total + (1.0 - worst_weight) * F.cross_entropy(logits, y)
-        if worst_weight > 0.0:
-            total = total + worst_weight * self._term(batch)
+        growing = radius < self.eps
+        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator, growing, self.teacher)
+        total = self._beside(batch, logits)
+        return total + worst * self._term(batch) if worst > 0.0 else total
+
+    def population(
+        self,
+        write: Callable[[Tensor], None],
+        points: Iterable[Tensor],
+        x: Tensor,
+        y: Tensor,
+        *,
+        eps: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | None:
+        """The losses at many weights, (points,), several in one pass; each is put in place by ``write(point)``.
+
+        None, with nothing written, where this loss goes one at a time: for bounds see
+        ``BoundEngine.population_margins``; other losses, and subclasses with a call of their own, have no such form.
+        """
+        radius = self.eps if eps is None else check_eps(eps)
+        worst = self._worst_weight(radius)
+        own = type(self).__call__ is CertifiedLoss.__call__
+        if not own or self.loss.term is not robust or worst == 0.0:
+            return None
+        engine = self.engine(x)
+        check_labels(y, engine.classes)
+        batch = LossInput(engine, self.relaxation, x, y, radius, {}, generator, growing=radius < self.eps)
+        beside: list[Tensor] = []
+
+        def members() -> Iterator[None]:
+            for point in points:
+                write(point)
+                beside.append(self._beside(batch, engine.forward(x)[0] if worst < 1.0 else None))
+                yield
+
+        margins = engine.population_margins(batch.box, y, self.relaxation, members())
+        if margins is None:
+            return None
+        losses = margin_cross_entropy(margins.flatten(0, 1)).view(margins.shape[:2])
+        return torch.stack(beside) + worst * losses.mean(1)
+
+    def _worst_weight(self, radius: float) -> float:
+        """The weight of the worst case; at radius 0 that is the clean batch itself."""
+        return 0.0 if radius == 0.0 or self.loss.name == "natural" else 1.0 - self._weights["natural_weight"]
+
+    def _beside(self, batch: LossInput, logits: Tensor | None) -> Tensor:
+        """All terms but the worst case."""
+        total = torch.zeros((), dtype=batch.x.dtype, device=batch.x.device)
+        natural = 1.0 - self._worst_weight(batch.eps)
+        if natural > 0.0 and logits is not None:
+            total = total + natural * F.cross_entropy(logits, batch.y)
         if self._weights["l1"] > 0:
             total = total + self._weights["l1"] * l1_norm(self.model)
-        return total + self._warmup(batch) if self._fade(radius) > 0 else total
+        return total + self._warmup(batch) if self._fade(batch.eps) > 0 else total
 
     def _fade(self, radius: float) -> float:
         return self._weights["warmup"] * (1.0 - min(radius / self.eps, 1.0)) if self.eps > 0 else 0.0

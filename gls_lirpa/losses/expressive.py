@@ -117,11 +117,9 @@ _PUBLISHED: dict[str, dict[tuple[str, float], dict[str, Value]]] = {
         ("tinyimagenet", 1 / 255): _mixture(0.04, 1.0, 1),
     },
 }
-_OPTIONS = Options(
-    Option("alpha", float, "weight of the certified part", default=0.5, most=1.0),
-    Option("radius", float, "radius of the attack in units of eps", default=1.0),
-    STEPS,
-)
+ALPHA = Option("alpha", float, "weight of the certified part", default=0.5, most=1.0)
+RADIUS = Option("radius", float, "radius of the attack in units of eps", default=1.0)
+_OPTIONS = Options(ALPHA, RADIUS, STEPS)
 
 for _name, _mix, _help in (
     ("mtl", mix_losses, "adversarial and certified loss, mixed"),

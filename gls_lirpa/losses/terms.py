@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points
 from gls_lirpa.base.boxes import Box, linf_box
@@ -29,7 +29,7 @@ from gls_lirpa.relaxations import Relaxation
 @dataclass(frozen=True)
 class LossInput:
     """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode; ``growing``
-    while the radius has not yet reached the one that is trained for."""
+    while the radius has not yet reached the one that is trained for; ``teacher`` for losses that learn from one."""
 
     engine: BoundEngine
     relaxation: Relaxation
@@ -39,6 +39,7 @@ class LossInput:
     statistics: Statistics
     generator: torch.Generator | None = None
     growing: bool = False
+    teacher: nn.Module | None = None
 
     @property
     def box(self) -> Box:
@@ -65,8 +66,8 @@ class Loss:
     """A loss by name: ``term(batch, **options)``.
 
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
-    ``relaxation``: the one it was published with, for configurations that name none.
-    ``published``: options of the literature by (dataset, ε).
+    ``relaxation``: the one it was published with, for configurations that name none. ``teacher``: whether it
+    needs a trained network beside the one it trains. ``published``: options of the literature by (dataset, ε).
     """
 
     name: str
@@ -74,6 +75,7 @@ class Loss:
     bounds: bool
     options: Options = field(default_factory=Options)
     relaxation: str = "crown"
+    teacher: bool = False
     help: str = ""
     published: Mapping[tuple[str, float], dict[str, Value]] = field(default_factory=dict)
 

@@ -28,6 +28,8 @@ from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.schedules import EpsSchedule, StepDecay
 
+PADDINGS = ("edge", "zero")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -41,14 +43,17 @@ class TrainConfig:
     data_root: str = "data"
     val_fraction: float = 0.1
     limit: int | None = None
+    padding: str = "edge"
     net: str = "cnn3"
     init: str = "ibp"
     init_from: str | None = None
+    teacher: str | None = None
 
     loss: str = "robust"
     relaxation: str = "crown"
     estimator: str = "grad"
     eps: float = 0.1
+    eps_factor: float = 1.0
     natural_weight: float = 0.0
     l1: float = 0.0
     warmup: float = 0.0
@@ -90,6 +95,10 @@ class TrainConfig:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "eps", check_eps(self.eps))
+        wide = "eps_factor > 0 and eps * eps_factor <= 1"
+        require(0 < self.eps_factor < math.inf and self.trained_eps <= 1, wide, self.eps_factor)
+        if self.padding not in PADDINGS:
+            raise ConfigError(f"unknown padding {self.padding!r}: expected one of {', '.join(PADDINGS)}")
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
@@ -104,12 +113,23 @@ class TrainConfig:
         object.__setattr__(self, "loss_options", loss.options.checked(f"loss {self.loss!r}", self.loss_options))
         object.__setattr__(self, "estimator_options", estimator.checked(self.estimator_options))
         relaxation.configured(self.relaxation_options)
+        if loss.teacher != (self.teacher is not None):
+            raise ConfigError(
+                f"loss {self.loss!r} needs --teacher RUN, the run folder of a trained network"
+                if self.teacher is None
+                else f"loss {self.loss!r} learns from no teacher: remove --teacher, or use --loss distill"
+            )
         if loss.bounds and estimator.needs_gradient and not relaxation.differentiable:
             others = " or ".join(name for name in ESTIMATORS if not ESTIMATORS.get(name).needs_gradient)
             raise ConfigError(
                 f"relaxation {self.relaxation!r} has no gradient in the weights, which estimator {self.estimator!r} "
                 f"needs: use --estimator {others}, or a differentiable relaxation such as crown"
             )
+
+    @property
+    def trained_eps(self) -> float:
+        """The radius that training ends with; ``eps`` is the one to certify."""
+        return self.eps_factor * self.eps
 
     @property
     def estimator_method(self) -> EstimatorMethod:
@@ -120,7 +140,7 @@ class TrainConfig:
         return RELAXATIONS.get(self.relaxation).configured(self.relaxation_options)
 
     def eps_schedule(self) -> EpsSchedule:
-        return EpsSchedule(self.eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
+        return EpsSchedule(self.trained_eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
 
     def lr_schedule(self) -> StepDecay:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)

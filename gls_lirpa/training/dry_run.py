@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from gls_lirpa.data import Dataset
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.loop import Trainer
@@ -35,8 +36,10 @@ class Probe:
         return self.step_seconds * self.steps_per_epoch
 
 
-def probe(config: TrainConfig) -> Probe:
+def probe(config: TrainConfig, dataset: Dataset | None = None) -> Probe:
     """Take a few steps at the run's full radius, with PGPE's population shortened and its time multiplied.
+
+    ``dataset``: instead of the run's own.
 
     >>> found = probe(TrainConfig(net="cnn3-tiny", relaxation="ibp", limit=100, batch_size=50))
     >>> found.steps_per_epoch, found.step_seconds > 0
@@ -47,7 +50,7 @@ def probe(config: TrainConfig) -> Probe:
         factor = options.get("population", 256) / PROBED_POPULATION
         options["population"] = PROBED_POPULATION
     short = dataclasses.replace(config, estimator_options=options, actors=0, init_from=None)
-    trainer = Trainer(short, dataset_of(config))
+    trainer = Trainer(short, dataset_of(config) if dataset is None else dataset)
     trainer.position.epoch = config.epochs - 1
     data = trainer.dataset.train
     x, y = data.batch(range(min(config.batch_size, len(data))), config.device)

@@ -20,7 +20,8 @@ from gls_lirpa.training.custom import CUSTOM
 from gls_lirpa.training.dry_run import describe, probe
 from gls_lirpa.training.logs import loggers
 from gls_lirpa.training.loop import train
-from gls_lirpa.training.presets import RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.presets import PRESETS, RECIPES, chosen_preset, estimator_defaults, get_preset
+from gls_lirpa.training.published import published_cut, published_training
 from gls_lirpa.training.reporters import Several
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
@@ -31,8 +32,8 @@ DEFAULT_ESTIMATOR = "rgs"
 def make_config(options: dict[str, Any], config_file: Path | None = None) -> TrainConfig:
     """Preset, then configuration file, then options; later ones win.
 
-    ``paper`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε; without a preset
-    named, the tuned one applies.
+    ``paper``, ``literature`` and ``tuned`` stand for the dataset's preset of that kind with the nearest ε;
+    without a preset named, the tuned one applies.
 
     >>> make_config({"dataset": "mnist", "eps": 0.1, "estimator": "rgs"}).preset
     'mnist-0.1'
@@ -46,19 +47,24 @@ def make_config(options: dict[str, Any], config_file: Path | None = None) -> Tra
     dataset = dataset if dataset == CUSTOM else DATASETS.canonical(dataset)
     preset = chosen_preset(fields.get("preset"), dataset, fields.get("eps"))
     base = get_preset(preset, estimator, fields.get("net", "cnn3")) if preset else estimator_defaults(estimator)
-    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0))}
+    base = {**base, **_of_loss(fields, dataset, float(fields.get("eps") or base.get("eps") or 0.0), preset)}
     assigned = _assigned(given.get("assignments", ()), LOSSES.get(base["loss"]), RELAXATIONS.get(base["relaxation"]))
     config = TrainConfig(**checked_fields({**base, "dataset": dataset, "estimator": estimator}))
     chosen = {**fields, "dataset": dataset, "estimator": estimator, "preset": preset}
     return config.replaced(chosen).replaced({**assigned, "estimator_options": _estimator_options(estimator, given)})
 
 
-def _of_loss(fields: dict[str, Any], dataset: str, eps: float) -> dict[str, Any]:
-    """A loss brings the relaxation it was published with and its published options."""
+def _of_loss(fields: dict[str, Any], dataset: str, eps: float, preset: str | None) -> dict[str, Any]:
+    """A loss brings the relaxation it was published with and its published options; in a literature recipe also
+    its published training."""
     loss = LOSSES.get(fields.get("loss", "robust"))
     relaxation = RELAXATIONS.canonical(fields.get("relaxation", loss.relaxation))
+    own: dict[str, Any] = {"loss": loss.name, "relaxation": relaxation, "teacher": fields.get("teacher")}
     options = loss.published_options(dataset, eps, relaxation=relaxation)
-    return {"loss": loss.name, "relaxation": relaxation, "loss_options": options}
+    if preset is None or PRESETS.get(preset).recipe != "literature":
+        return {**own, "loss_options": options}
+    cut = published_cut(loss.name, dataset, eps, net=fields.get("net", "cnn3"))
+    return {**own, "loss_options": {**options, **cut}, **published_training(loss.name, dataset, eps)}
 
 
 def _dataset_of(preset: str | None) -> str:

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from gls_lirpa.base.interruption import Interrupted, stop_requests
 from gls_lirpa.base.seeds import derived_seed
-from gls_lirpa.data import Dataset, batches
+from gls_lirpa.data import Augmentation, Dataset, batches
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
@@ -27,7 +27,7 @@ from gls_lirpa.training.config import TrainConfig, check_device
 from gls_lirpa.training.custom import FILE as DATA_FILE
 from gls_lirpa.training.custom import DataRecord, require_same
 from gls_lirpa.training.evaluation import held_out_accuracy
-from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, state_of
+from gls_lirpa.training.runs import RunFolder, dataset_of, load_file, load_weights, make_network, make_teacher, state_of
 
 CHECKPOINT_SECONDS = 300.0
 """Within a long epoch a checkpoint is written this often; one is written after every epoch anyway."""
@@ -74,14 +74,16 @@ class Trainer:
         if config.init_from is not None:
             load_weights(self.model, state_of(Path(config.init_from)), f"--init-from {config.init_from!r}")
         options: dict[str, Any] = dict(config.loss_options)
+        teacher = make_teacher(config, dataset)
         self.criterion = CertifiedLoss(
             self.model,
             config.chosen_relaxation(),
-            eps=config.eps,
+            eps=config.trained_eps,
             loss=config.loss,
             natural_weight=config.natural_weight,
             l1=config.l1,
             warmup=config.warmup,
+            teacher=None if teacher is None else teacher.to(config.device),
             **options,
         )
         self.estimator = make_estimator(config, self.criterion, self.model)
@@ -92,6 +94,12 @@ class Trainer:
         self._sigma = config.sigma_schedule()
         # BatchNorm cannot normalise a last batch of a single sample.
         self._drop_last = bool(batchnorms(self.model)) and len(dataset.train) % config.batch_size == 1
+
+    @property
+    def augmentation(self) -> Augmentation | None:
+        """The dataset's, padded as configured."""
+        own = self.dataset.augmentation
+        return own and replace(own, edge=self.config.padding == "edge")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -297,7 +305,7 @@ def _run(trainer: Trainer, folder: RunFolder, reporter: Reporter) -> None:
                 batch_size=config.batch_size,
                 seed=config.seed,
                 epoch=position.epoch,
-                augmentation=trainer.dataset.augmentation,
+                augmentation=trainer.augmentation,
                 device=config.device,
                 start=position.batch,
                 drop_last=trainer._drop_last,

@@ -7,6 +7,9 @@ differs: the learning rate is 5e-4, where the paper prints 5e-5. cnn3 with IBP a
 paper prints 96.02 and 91.23, so 5e-5 cannot be what it ran; 5e-4 is also the literature's, which the paper says
 it follows.
 
+``literature-<dataset>-<eps>`` are CTBench's for large networks, with what it sets for each loss. ``padding`` of
+augmented images is by zeros in the paper and by their edge in CTBench and in the tuned recipes.
+
 The tuned recipes keep a validation split and take the literature's regularisers; their learning rates were
 chosen on that split for cnn3; networks larger than that take the literature's 5e-4.
 """
@@ -31,10 +34,16 @@ class Preset:
     fields: Fields
     by_estimator: dict[str, Fields]
 
+    @property
+    def recipe(self) -> str:
+        """``paper``, ``literature`` or ``tuned``."""
+        first = self.name.partition("-")[0]
+        return first if first in RECIPES else "tuned"
+
     def resolved(self, estimator: str, net: str) -> Fields:
         own = {**estimator_defaults(estimator), **self.by_estimator.get(estimator, {})}
         fields = {**self.fields, **own, "preset": self.name}
-        if not self.name.startswith("paper-") and net.startswith(_LARGE_NETS):
+        if self.recipe == "tuned" and net.startswith(_LARGE_NETS):
             fields["lr"] = min(fields["lr"], _LARGE_NET_LR)
         return fields
 
@@ -42,7 +51,7 @@ class Preset:
 PRESETS: Registry[Preset] = Registry("preset")
 
 PAPER_LR = 5e-4
-RECIPES = ("paper", "tuned")
+RECIPES = ("paper", "literature", "tuned")
 """Names that stand for a dataset's preset of that kind."""
 
 _LARGE_NETS = ("cnn5", "cnn7")
@@ -70,6 +79,7 @@ _LONG: Fields = {
     "eps_warmup_epochs": 1,
     "eps_anneal_epochs": 79,
 }
+_LONGER: Fields = {"epochs": 240, "milestones": (200, 220), "eps_warmup_epochs": 1, "eps_anneal_epochs": 120}
 _SCHEDULES: dict[str, Fields] = {
     "mnist": {"epochs": 70, "batch_size": 256, "milestones": (50, 60), "eps_warmup_epochs": 0, "eps_anneal_epochs": 20},
     "cifar10": _LONG,
@@ -103,8 +113,17 @@ def _register() -> None:
             f"paper-{dataset}-{label}",
             Preset(
                 f"paper-{dataset}-{label}",
-                {**common, "lr": PAPER_LR, "val_fraction": 0.0, "init": init},
+                {**common, "lr": PAPER_LR, "val_fraction": 0.0, "init": init, "padding": "zero"},
                 {"pgpe": {**pgpe, "val_fraction": 0.0}},
+            ),
+        )
+        longer: Fields = _LONGER if label == "8/255" else {}
+        PRESETS.register(
+            f"literature-{dataset}-{label}",
+            Preset(
+                f"literature-{dataset}-{label}",
+                {**common, **longer, "lr": 5e-4, "val_fraction": 0.0, "init": "ibp", "warmup": _WARMUP[dataset]},
+                {"pgpe": {**pgpe, "warmup": 0.0}},
             ),
         )
         tuned: Fields = {
@@ -155,11 +174,11 @@ PRESETS.register(
 
 
 def _of_kind(recipe: str) -> list[Preset]:
-    return [PRESETS.get(name) for name in PRESETS if name.startswith("paper-") == (recipe == "paper")]
+    return [PRESETS.get(name) for name in PRESETS if PRESETS.get(name).recipe == recipe]
 
 
 def preset_of(recipe: str, dataset: str, eps: float | None) -> str | None:
-    """The ``paper`` or ``tuned`` preset of a dataset with the nearest ε, or with its smallest where none is named.
+    """A recipe's preset of a dataset with the nearest ε, or with its smallest where none is named.
 
     >>> preset_of("tuned", "cifar10", 2 / 255), preset_of("paper", "mnist", None), preset_of("tuned", "mnist", 0.28)
     ('cifar10-2/255', 'paper-mnist-0.1', 'mnist-0.3')
@@ -171,7 +190,7 @@ def preset_of(recipe: str, dataset: str, eps: float | None) -> str | None:
 
 
 def chosen_preset(name: str | None, dataset: str, eps: float | None) -> str | None:
-    """The preset behind a name, where ``paper`` and ``tuned`` are the dataset's own and None is ``tuned`` or nothing.
+    """The preset behind a name; a recipe's name is the dataset's preset of that kind, None is ``tuned`` or nothing.
 
     >>> chosen_preset("paper", "mnist", 0.3), chosen_preset("mnist-0.1", "mnist", 0.3)
     ('paper-mnist-0.3', 'mnist-0.1')

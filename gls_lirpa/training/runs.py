@@ -206,6 +206,24 @@ def make_network(config: TrainConfig, dataset: Dataset) -> nn.Module:
     return build_model(config.net, init=config.init, **shape)
 
 
+def make_teacher(config: TrainConfig, dataset: Dataset) -> nn.Module | None:
+    """The trained network that a configuration's loss learns from, fixed and in eval mode.
+
+    A run folder says which network it is; a weight file must be of the student's.
+    """
+    if config.teacher is None:
+        return None
+    path = Path(config.teacher)
+    own = RunFolder(path).config() if path.is_dir() else config
+    if ".py:" in own.net and own.net != config.net:
+        raise ConfigError(
+            f"teacher {config.teacher!r} uses the network file {own.net!r}: only the student's own is executed"
+        )
+    model = make_network(own, dataset)
+    load_weights(model, state_of(path), f"--teacher {config.teacher!r}")
+    return model.eval().requires_grad_(False)
+
+
 def state_of(path: Path) -> dict[str, Tensor]:
     """The weights in a run folder (final, else of the last checkpoint), in a weight file, or of the zoo."""
     if str(path).startswith(zoo.PREFIX):

@@ -1,0 +1,74 @@
+"""Open domains in order of their bounds, within a memory budget."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.solver.domains import Domains
+
+
+@dataclass(frozen=True)
+class _Entry:
+    bound: float
+    row: int
+    slopes: int
+    domain: Domains
+    candidates: Tensor
+
+    @property
+    def bytes(self) -> int:
+        d = self.domain
+        parts = (d.signs, d.alpha, d.beta, d.gamma, self.candidates)
+        return 1000 + sum(part.numel() * part.element_size() for part in parts)
+
+
+class Queue:
+    """Domains, lowest bound first; those of equal bound in the order they came.
+
+    Where more than ``max_mib`` are held, the highest bounds are taken first instead: those are nearest
+    to being proven, so the queue grows by at most the depth of the tree per domain taken.
+    """
+
+    def __init__(self, *, max_mib: float) -> None:
+        self._entries: list[_Entry] = []
+        self._bytes = 0
+        self._max_bytes = max_mib * 2**20
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def lowest(self, row: int) -> float:
+        """The lowest bound of an open domain of this row, inf if there is none."""
+        return next((entry.bound for entry in self._entries if entry.row == row), float("inf"))
+
+    def slopes(self) -> set[int]:
+        """The numbers of the multi-neuron slopes that its domains use."""
+        return {entry.slopes for entry in self._entries}
+
+    def move_to(self, other: Queue) -> None:
+        """Hand over everything."""
+        if self._entries:
+            other.push(*self.pop(len(self._entries)))
+
+    def push(self, batch: Domains, candidates: Tensor) -> None:
+        """Add domains with the neurons to split them by (b, count), best first."""
+        keys = zip(batch.bound.tolist(), batch.rows.tolist(), batch.slopes.tolist(), strict=True)
+        for i, (bound, row, slopes) in enumerate(keys):
+            # Copies: a view would keep the whole batch in memory.
+            domain = batch[torch.tensor([i], device=batch.rows.device)]
+            entry = _Entry(bound, row, slopes, domain, candidates[i].clone())
+            bisect.insort_right(self._entries, entry, key=lambda item: item.bound)
+            self._bytes += entry.bytes
+
+    def pop(self, count: int) -> tuple[Domains, Tensor]:
+        """Up to ``count`` domains and the neurons they came with."""
+        if self._bytes > self._max_bytes:
+            taken, self._entries = self._entries[-count:], self._entries[:-count]
+        else:
+            taken, self._entries = self._entries[:count], self._entries[count:]
+        self._bytes -= sum(entry.bytes for entry in taken)
+        return Domains.joined([entry.domain for entry in taken]), torch.stack([entry.candidates for entry in taken])

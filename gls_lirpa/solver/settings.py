@@ -1,0 +1,131 @@
+"""How the complete search works: every setting with the reason for its default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from gls_lirpa.base.registry import nearest
+from gls_lirpa.errors import ConfigError
+
+FROM_ZERO = (
+    "tightening_iterations",
+    "facet_iterations",
+    "group_iterations",
+    "attack_starts",
+    "attack_steps",
+    "exchange_rounds",
+)
+"""Settings that may be 0: then that part is left out. All others are at least 1."""
+
+
+@dataclass(frozen=True)
+class SolverSettings:
+    """Settings of the stages ``bab``, ``input-split`` and ``milp``; the figures are of cnn3 networks, one core.
+
+    >>> SolverSettings.of({"batch_size": "64"}).batch_size
+    64
+    """
+
+    max_nodes: int | None = None
+    """Domains (or sub-boxes) bounded per sample; the root of every open row counts and is always bounded. None: no
+    limit but time."""
+
+    form_mib: int = 2048
+    """Memory of the split form. Beyond it domains are bounded by the network's own layers (``operators``), without
+    tightening and groups."""
+
+    queue_mib: int = 1024
+    """Memory of open domains; beyond it the search goes depth first."""
+
+    batch_size: int = 256
+    """Domains bounded at once: 64 give 556 domains per second, 256 give 680, and more little."""
+
+    tightening_iterations: int = 20
+    """Evaluations for the bounds of pre-activations, once per sample."""
+
+    first_nodes: int = 300
+    """Size of the first tree, over quick bounds: it decides most samples before dearer steps begin."""
+
+    facet_iterations: int = 40
+    """Steps for the facets of a tree's rows, once per tree. Without facets, here and in tightening, one of ten samples
+    of a PGD-trained network was decided in 5 s instead of nine."""
+
+    root_iterations: int = 50
+    """Evaluations for the root, from which everything below it begins."""
+
+    iterations: int = 20
+    """Evaluations for a domain, beginning with its parent's α and β; the step is down to a third after 20."""
+
+    candidates: int = 16
+    """Neurons that are compared by a pass over their children before one is split; 48 were not better."""
+
+    max_levels: int = 3
+    """Neurons split at once where there are too few open domains to fill a batch."""
+
+    attack_starts: int = 4
+    attack_steps: int = 5
+    """Descent from the minimising inputs of the lowest domains of a batch: about the cost of one evaluation."""
+
+    exchange_population: int = 64
+    exchange_rounds: int = 400
+    """The attack between the trees (``exchange``). It gives up by itself where 400 rounds could not reach 0."""
+
+    group_iterations: int = 100
+    """Evaluations for multi-neuron slopes from the triangles'; 0: no second tree over such bounds."""
+
+    renewal_iterations: int = 32
+    """The same, beginning with the slopes of the parent."""
+
+    slopes_at_once: int = 64
+    """Open domains that are given slopes of their own at a time."""
+
+    second_iterations: int = 4
+    """Evaluations for a domain of the second tree, where slopes do most of the work."""
+
+    input_batch: int = 512
+    """Sub-boxes bounded at once where inputs are split."""
+
+    max_inputs: int = 32
+    """Inputs that vary, beyond which splitting them one by one is hopeless."""
+
+    max_relus: int = 5000
+    """ReLUs beyond which the MILP is refused: HiGHS hardly ends within minutes there."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name in FROM_ZERO else 1
+            if field.name == "max_nodes" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"expected {field.name} to be an integer, got {value!r}")
+            if value < least:
+                raise ConfigError(f"expected {field.name} >= {least}, got {value}")
+        if self.input_batch < 2:
+            raise ConfigError(f"expected input_batch >= 2, got {self.input_batch}")
+
+    @classmethod
+    def of(cls, given: Mapping[str, float | str]) -> SolverSettings:
+        """From names and values, as a command line gives them; what is not given has its default."""
+        names = [field.name for field in fields(cls)]
+        values: dict[str, int] = {}
+        for name, value in given.items():
+            if name not in names:
+                raise ConfigError(f"unknown setting {name!r} of branch and bound{nearest(name, names)}")
+            try:
+                number = float(value)
+            except ValueError:
+                number = math.nan
+            if not number.is_integer():
+                raise ConfigError(f"expected an integer for {name}, got {value!r}")
+            values[name] = int(number)
+        return cls(**values)
+
+    @property
+    def first(self) -> SolverSettings:
+        """The settings of the first tree."""
+        if not self.group_iterations:
+            return self
+        limit = self.first_nodes if self.max_nodes is None else min(self.first_nodes, self.max_nodes)
+        return replace(self, max_nodes=limit, group_iterations=0)

@@ -1,0 +1,71 @@
+"""Tighter bounds of pre-activations, layer by layer."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.solver.ascent import optimise
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.facets import second_layer_bounds
+from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.group_ascent import ascend_groups
+from gls_lirpa.solver.groups import Groups
+
+_ROWS_AT_ONCE = 512
+"""Rows that are bounded together, so that a deadline is noticed between them."""
+
+
+def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf) -> SplitForm:
+    """The form with optimised bounds of its pre-activations, each neuron's side with slopes of its own.
+
+    Those of the second layer are bounded with facets of the first, and with ``group_iterations`` over its groups.
+    """
+    for number in range(1, len(form.layers)):
+        if not len(form.layers[number]) or not any(len(before) for before in form.layers[:number]):
+            continue
+        if iterations and number == 1:
+            form = form.with_layer(1, *second_layer_bounds(form, iterations=iterations, deadline=deadline))
+        elif iterations:
+            form = form.with_layer(number, *_slope_bounds(form, number, iterations=iterations, deadline=deadline))
+        if number == 1 and group_iterations and len(form.layers[1]):
+            form = form.with_layer(1, *_group_bounds(form, iterations=group_iterations, deadline=deadline))
+    return form
+
+
+def _slope_bounds(form: SplitForm, number: int, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
+    below = form.below(number)
+    bounds = SplitBounds(below, dtype=torch.float64)
+    index = torch.arange(len(below.offset), device=below.offset.device)
+    values = [
+        optimise(
+            bounds,
+            Domains.roots(below, part, torch.float64),
+            iterations=iterations,
+            # A neuron that is stable needs no better bound.
+            target=0.0,
+            deadline=deadline,
+        )[1].value
+        for part in index.split(_ROWS_AT_ONCE)
+    ]
+    lower, upper = torch.cat(values).chunk(2)
+    return lower, -upper
+
+
+def _group_bounds(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
+    """Bounds of the second layer's neurons from groups of the first; infinite where groups are too large."""
+    weight, offset = form.layers[1].both_sides()
+    groups = Groups.of(form.layers[0])
+    values = []
+    for part in torch.arange(len(offset), device=offset.device).split(_ROWS_AT_ONCE):
+        found = None
+        if groups is not None:
+            found = ascend_groups(
+                form.layers[0], groups, weight[part], offset[part], iterations=iterations, deadline=deadline
+            )
+        values.append(torch.full_like(offset[part], -torch.inf) if found is None else found.value)
+    lower, upper = torch.cat(values).chunk(2)
+    return lower, -upper

@@ -1,0 +1,221 @@
+"""One tree over ReLU splits.
+
+Domains are bounded in batches with α and β (``bounds``, or ``operators``), optimised in the pass's own precision and
+closed only by a float64 evaluation; a domain with no neuron left to split is an LP. A bound is never below its
+parent's. With iterations for groups of neurons every domain that is split first gets multi-neuron slopes of its own,
+whose bounds cost far more and are far tighter.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gls_lirpa.solver.ascent import Bounds, optimise
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.branching import by_children, candidates
+from gls_lirpa.solver.descent import Descent
+from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.exact import minimise
+from gls_lirpa.solver.facets import facets_of
+from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.operators import OperatorBounds, OperatorForm
+from gls_lirpa.solver.queue import Queue
+from gls_lirpa.solver.settings import SolverSettings
+from gls_lirpa.solver.slope_store import SlopeStore
+
+_ROOT_ATTACK_STEPS = 30
+"""Of the descent before the first bound: a counterexample found here saves the tree."""
+
+_BATCH_WORK = 2.0e10
+"""Multiplications per batch, about a second of one core, so that a time limit is noticed in time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Lower bounds of the rows, a counterexample or None, whether a limit ended the search, nodes bounded."""
+
+    lower: Tensor
+    counterexample: Tensor | None
+    exhausted: bool
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a search is for: rows above ``target`` are proven; ``known``: bounds that were proven before.
+
+    ``deadline``: of ``time.monotonic``; ``seed``: of the attacks and the LP solver.
+    """
+
+    known: Tensor
+    target: float
+    deadline: float = math.inf
+    seed: int = 0
+
+
+class Tree:
+    """The tree of one sample, over all the rows of its form together."""
+
+    def __init__(self, form: SplitForm | OperatorForm, descent: Descent, goal: Goal, settings: SolverSettings) -> None:
+        self._form = form
+        self._descent = descent
+        self._goal = goal
+        self._settings = settings
+        self._fast: Bounds
+        self._exact: Bounds
+        if isinstance(form, OperatorForm):
+            self._fast = self._exact = OperatorBounds(form)
+        else:
+            steps = settings.facet_iterations
+            facets = facets_of(form, iterations=steps, deadline=goal.deadline) if steps else None
+            self._fast = SplitBounds(form, facets=facets)
+            self._exact = SplitBounds(form, facets=facets, dtype=torch.float64)
+        self._queue = Queue(max_mib=settings.queue_mib)
+        # Those that are not below the domains which were last given slopes of their own.
+        self._waiting = Queue(max_mib=settings.queue_mib)
+        self._slopes = SlopeStore(settings, rows=len(goal.known))
+        if isinstance(form, OperatorForm):
+            self._slopes.at_once = 0
+        # The lowest bound among the finished domains of each row.
+        self._closed = torch.full_like(goal.known, torch.inf)
+        self._counterexample: Tensor | None = None
+        self._nodes = 0
+        self._unsolved = False
+        work = max(1.0, 2.0 * settings.iterations * form.work)
+        self._batch = max(2, min(settings.batch_size, int(_BATCH_WORK / work)))
+
+    def run(self) -> Outcome:
+        """Search until every row is decided or a limit is met; lower bounds hold in either case."""
+        rows = torch.arange(len(self._goal.known), device=self._goal.known.device)
+        root = replace(Domains.roots(self._form, rows, self._fast.dtype), bound=self._goal.known.clone())
+        self._attack(root)
+        self._bound(root, 1 if self._counterexample is not None else self._settings.root_iterations)
+        while (len(self._queue) or len(self._waiting)) and not self._finished():
+            if self._slopes.at_once:
+                self._renew()
+            enough = self._nodes + self._slopes.lifetime
+            while len(self._queue) and not self._finished() and self._nodes < enough:
+                self._expand()
+        lower = [
+            min(float(done), self._queue.lowest(i), self._waiting.lowest(i))
+            for i, done in enumerate(self._closed.tolist())
+        ]
+        left = len(self._queue) + len(self._waiting)
+        exhausted = (left > 0 or self._unsolved) and self._counterexample is None
+        return Outcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
+
+    def _attack(self, root: Domains) -> None:
+        """Descend towards every row: from the centre, random corners, and CROWN's minimising corner."""
+        starts = self._settings.attack_starts
+        if not starts:
+            return
+        generator = torch.Generator().manual_seed(self._goal.seed)
+        corners = torch.randint(0, 2, (starts, self._form.inputs), generator=generator) * 2.0 - 1.0
+        t = torch.cat([torch.zeros(1, self._form.inputs), corners]).to(root.alpha).repeat(len(root), 1)
+        rows = torch.cat([root.rows.repeat_interleave(starts + 1), root.rows])
+        t = torch.cat([t, self._fast.evaluate(replace(root, gamma=0 * root.gamma), primal=False).t])
+        self._counterexample = self._descent.search(self._form.point(t), rows, starts=len(t), steps=_ROOT_ATTACK_STEPS)
+
+    def _remaining(self) -> int:
+        limit = self._settings.max_nodes
+        return self._batch if limit is None else min(self._batch, limit - self._nodes)
+
+    def _finished(self) -> bool:
+        late = time.monotonic() > self._goal.deadline
+        return self._counterexample is not None or late or self._remaining() < 2
+
+    def _renew(self) -> None:
+        """Give the lowest domains slopes of their own, and go on below them alone.
+
+        Slopes are made for one linear function of the first layer, and splits change it.
+        """
+        assert isinstance(self._fast, SplitBounds) and isinstance(self._exact, SplitBounds)
+        self._queue.move_to(self._waiting)
+        batch, tried = self._waiting.pop(min(self._slopes.at_once, self._remaining()))
+        found = self._slopes.make(self._exact, batch, others=self._waiting.slopes(), deadline=self._goal.deadline)
+        relaxation = None
+        if found is not None:
+            relaxation, batch = found
+        elif self._slopes.at_once:
+            self._waiting.push(batch, tried)
+            return
+        self._fast, self._exact = (each.with_relaxation(relaxation) for each in (self._fast, self._exact))
+        if found is not None:
+            self._bound(batch, self._settings.iterations)
+        else:
+            self._waiting.push(batch, tried)
+            self._waiting.move_to(self._queue)
+
+    def _expand(self) -> None:
+        """Split the most promising domains and bound their children, in one batch.
+
+        Where there are few, each is split by several neurons at once to fill the batch.
+        """
+        room = self._remaining()
+        batch, tried = self._queue.pop(room // 2)
+        available = int((tried >= 0).sum(1).min())
+        levels = max(1, min(self._settings.max_levels, available, int(math.log2(room / len(batch)))))
+        neurons = by_children(self._fast, batch, tried)[:, :levels]
+        self._bound(batch.children(neurons), self._settings.iterations)
+
+    def _bound(self, batch: Domains, iterations: int) -> None:
+        """Bound a batch, close what is decided, look for counterexamples, queue the rest."""
+        target = self._goal.target
+        self._nodes += len(batch)
+        batch, done = optimise(self._fast, batch, iterations=iterations, target=target, deadline=self._goal.deadline)
+        # Above a finished domain of its row, a bound no longer matters to the row's minimum.
+        enough = self._closed.clamp(max=target)[batch.rows]
+        # Less the margin for float32 rounding; what may close a domain is bounded in float64.
+        bound = done.value.double() - 0.5 * target
+        near = (~(done.value <= enough - target)).nonzero().flatten()
+        if len(near):
+            bound[near] = self._exact.evaluate(batch[near], primal=False).value
+        batch = replace(batch, bound=torch.fmax(batch.bound, bound))
+        proven = batch.bound > enough
+        leaves = (batch.signs != 0).all(1) & ~proven
+        self._close(batch.rows[proven], batch.bound[proven])
+        for i in leaves.nonzero().flatten().tolist():
+            self._leaf(batch, i)
+        rest = ~(proven | leaves)
+        if not rest.any():
+            return
+        batch, done = batch[rest], done[rest]
+        if self._counterexample is None and self._settings.attack_starts:
+            x = self._form.point(done.t)
+            self._counterexample = self._descent.search(
+                x, batch.rows, starts=self._settings.attack_starts, steps=self._settings.attack_steps
+            )
+        count = max(self._settings.candidates, self._settings.max_levels)
+        self._queue.push(batch, candidates(self._form, batch, done, count))
+
+    def _close(self, rows: Tensor, bounds: Tensor) -> None:
+        self._closed = self._closed.scatter_reduce(0, rows, bounds, "amin")
+
+    def _leaf(self, batch: Domains, i: int) -> None:
+        """Every sign is fixed: the network is linear here and its minimum an LP's."""
+        if isinstance(self._form, OperatorForm):
+            self._unsolved = True
+            self._close(batch.rows[i : i + 1], batch.bound[i : i + 1])
+            return
+        answer = minimise(
+            self._form,
+            int(batch.rows[i]),
+            signs=batch.signs[i],
+            time_limit=max(0.0, self._goal.deadline - time.monotonic()),
+            seed=self._goal.seed,
+        )
+        self._unsolved |= answer.status == "limit"
+        bound = max(float(batch.bound[i]), answer.bound)
+        self._close(batch.rows[i : i + 1], batch.bound.new_tensor([bound]))
+        if answer.t is not None and answer.value <= 0 and self._counterexample is None:
+            x = self._descent.inside(self._form.point(answer.t.unsqueeze(0)))
+            found = self._descent.search(
+                x, batch.rows[i : i + 1], starts=self._settings.attack_starts, steps=self._settings.attack_steps
+            )
+            # A margin of zero up to rounding may not replay; the row is refuted all the same.
+            self._counterexample = x[0] if found is None else found
