@@ -349,7 +349,7 @@ def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer, rows: R
     """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernels."""
     geometry, pads = below_patch(patch, layer, below)
     if len(kernel) == 1:
-        values = _convolved(patch.values, kernel[0], pads)
+        values = _convolved(patch.values, kernel.squeeze(0), pads)
     else:
         values = torch.cat([_convolved(patch.values[part], kernel[member], pads) for member, part in rows.sections])
     return replace(geometry, values=values.reshape(geometry.values.shape))
