@@ -1,11 +1,11 @@
 # The index of habits: make setup | demo | fast | test | coverage | bench | hooks
 PYTHON ?= python3
 BIN := .venv/bin
-FAST_TESTS := tests/test_arrows.py tests/test_habits.py tests/test_registry.py tests/test_schedules.py \
-	tests/test_structure.py tests/test_models.py tests/test_relaxations.py tests/test_attack.py tests/test_hbox.py \
-	tests/test_engine_exact.py tests/test_exchange_vnnlib.py tests/test_taps.py
+FAST_TESTS := tests/test_arrows.py tests/test_habits.py tests/base/test_registry.py tests/training/test_schedules.py \
+	tests/models/test_structure.py tests/models/test_models.py tests/test_relaxations.py tests/certification/test_attack.py tests/engine/test_hbox.py \
+	tests/engine/test_exact.py tests/exchange/test_vnnlib.py tests/losses/test_taps.py
 # Ray keeps the authentication token of a process's first session: one process for each of these.
-RAY_TESTS := tests/test_actors.py tests/test_bench_ray.py tests/test_exchange_cli.py tests/test_training_gls.py
+RAY_TESTS := tests/estimators/test_actors.py tests/bench/test_ray.py tests/exchange/test_cli.py tests/training/test_gls.py
 
 .PHONY: setup dev demo fast test coverage bench hooks zoo dist docs notebooks clean
 

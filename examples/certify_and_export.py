@@ -28,5 +28,5 @@ for i in range(5):
     print(f"sample {i}: safe within {radii.verified[i]:.3f}, counterexample at {radii.attacked[i]:.3f}")
 
 write_onnx(model, x.shape[1:], out / "net.onnx")
-table = write_instances(out / "net.onnx", x[:3], y[:3], out / "properties", eps=0.1, outputs=10)
+table = write_instances(out / "net.onnx", x[:3], y[:3], out / "properties", eps=0.1, outputs=10, timeout=60.0)
 print(f"network, properties and records: {table.parent.parent}")

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
 import torch
 from glscert.__main__ import run
 
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Glscert = Callable[..., Result]
+from tests.helpers.command import Glscert, Result
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import Glscert
+from tests.helpers.command import Glscert
 
 SMALL = ("--net", "cnn3-tiny", "--limit", 150, "--epochs", 2, "--eps", 0.02, "--eval-samples", 32)
 

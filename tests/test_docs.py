@@ -85,17 +85,14 @@ def test_documentation_is_built_without_warnings(tmp_path: Path) -> None:
         assert f'id="gls_lirpa.{name}"' in api or f">{name}<" in api, name
 
 
+# That the examples are right is tested with those of all modules.
 @pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_have_a_text_and_an_example_that_runs(name: str) -> None:
+def test_public_names_have_a_text_and_an_example(name: str) -> None:
     item = getattr(gls_lirpa, name)
     assert inspect.getdoc(item), f"{name} has no docstring"
     if isinstance(item, type) and (issubclass(item, Exception) or name in WITHOUT_EXAMPLE):
         return
-    examples = doctest.DocTestFinder(recurse=True).find(item, name, globs=dict(vars(sys.modules[item.__module__])))
-    assert any(test.examples for test in examples), f"{name} has no example"
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for test in examples:
-        assert runner.run(test).failed == 0, f"the example of {name} fails"
+    assert any(test.examples for test in doctest.DocTestFinder().find(item, name)), f"{name} has no example"
 
 
 WITHOUT_EXAMPLE = ("Bounds", "Relaxation", "TrainedRun", "Radii")

@@ -12,8 +12,8 @@ from gls_lirpa.base.boxes import Bounds, linf_box
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
-from tests import networks
-from tests.bounding import relaxation
+from tests.helpers import networks
+from tests.helpers.bounding import relaxation
 
 
 def test_names_and_aliases() -> None:

@@ -20,8 +20,7 @@ from gls_lirpa.certification.report import ProgressReporter, result_table
 from gls_lirpa.training import TrainConfig
 from gls_lirpa.training.console import ConsoleReporter
 from gls_lirpa.training.logs import LOGS, Logger
-
-from .conftest import Glscert
+from tests.helpers.command import Glscert
 
 QUICK = ("--net", "cnn3-tiny", "--relaxation", "ibp", "--epochs", "2", "--limit", "100", "--eval-samples", "20")
 ROW = {"epoch": 1, "loss": 0.7, "eps": 0.1, "held_out": "val", "natural": 95.23, "certified": 88.12, "unstable": 12.3}

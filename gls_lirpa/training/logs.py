@@ -123,8 +123,7 @@ def loggers(names: Sequence[str]) -> list[Reporter]:
     >>> loggers(["tensorbord"])
     Traceback (most recent call last):
     ...
-    gls_lirpa.errors.ConfigError: unknown log 'tensorbord': expected one of tensorboard, wandb, mlflow; did you mean \
-'tensorboard'?
+    gls_lirpa.errors.UnknownNameError: unknown log 'tensorbord': expected one of tensorboard, wandb, mlflow; ...
     """
     canonical = [LOGS.canonical(name) for name in names]
     for name in canonical:

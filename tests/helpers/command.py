@@ -1,0 +1,15 @@
+"""What the fixture ``glscert`` is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Glscert = Callable[..., Result]
