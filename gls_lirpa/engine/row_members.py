@@ -48,24 +48,27 @@ def chosen(tensors: Tensors, part: slice) -> Tensors:
     return {name: (w[part], None if b is None else b[part]) for name, (w, b) in tensors.items()}
 
 
+# Where there is one member its axis is squeezed away: the derivative of an index would write a tensor of zeros.
+
+
 def mapped(layer: Layer, x: Tensor, weight: Tensor, offset: Tensor | None, *, shared: bool) -> Tensor:
     """What an affine layer makes of ``x``; ``shared``: of samples that are the same for all members."""
     members = len(weight)
     if layer.kind == "conv":
-        offsets = [None] * members if offset is None else list(offset)
         if members == 1:
-            return convolved(x, weight[0], offsets[0], layer)
+            return convolved(x, weight.squeeze(0), None if offset is None else offset.squeeze(0), layer)
+        offsets = [None] * members if offset is None else list(offset)
         if not shared:
             parts = zip(x.chunk(members), weight, offsets, strict=True)
-            return torch.cat([convolved(part, kernel, own, layer) for part, kernel, own in parts])
+            return torch.cat([convolved(part, kernel, shift, layer) for part, kernel, shift in parts])
         # The members' output channels as those of one convolution.
         y = convolved(x, weight.flatten(0, 1), None if offset is None else offset.flatten(), layer)
         return y.reshape(*y.shape[:3], members, -1).permute(3, 0, 1, 2, 4).flatten(0, 1)
     if layer.kind == "dense":
         x = x.flatten(1)
         if members == 1:
-            y = x @ weight[0].t() if offset is None else torch.addmm(offset[0], x, weight[0].t())
-            return y.view(-1, *layer.shape)
+            own = weight.squeeze(0).t()
+            return (x @ own if offset is None else torch.addmm(offset.squeeze(0), x, own)).view(-1, *layer.shape)
         x = x.expand(members, *x.shape) if shared else x.unflatten(0, (members, -1))
         matrix = weight.transpose(1, 2)
         y = torch.bmm(x, matrix) if offset is None else torch.baddbmm(offset.unsqueeze(1), x, matrix)
@@ -78,7 +81,7 @@ def mapped(layer: Layer, x: Tensor, weight: Tensor, offset: Tensor | None, *, sh
 def times(values: Tensor, weight: Tensor, sections: Sections) -> Tensor:
     """Rows (·, ·, in) with the matrices (members, in, out) of those they belong to."""
     if len(weight) == 1:
-        return values @ weight[0]
+        return values @ weight.squeeze(0)
     found = values.new_empty(*values.shape[:2], weight.shape[2])
     for member, part in sections:
         torch.mm(values[part].flatten(0, 1), weight[member], out=found[part].view(-1, weight.shape[2]))
@@ -88,7 +91,7 @@ def times(values: Tensor, weight: Tensor, sections: Sections) -> Tensor:
 def dots(values: Tensor, vectors: Tensor, sections: Sections) -> Tensor:
     """Rows (·, ·, in) with the vectors (members, in) of those they belong to."""
     if len(vectors) == 1:
-        return values @ vectors[0]
+        return values @ vectors.squeeze(0)
     found = values.new_empty(values.shape[:2])
     for member, part in sections:
         torch.mv(values[part].flatten(0, 1), vectors[member], out=found[part].view(-1))

@@ -12,14 +12,14 @@ and whatever meets it there, slopes or inputs, is laid out alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gls_lirpa.engine.row_layout import in_phases
 from gls_lirpa.engine.row_network import Layer, Pair
 
 MATRIX_WASTE = 4.0
@@ -101,17 +101,7 @@ class Window:
     def laid_out(self, value: Tensor) -> Tensor:
         """``value`` (batch, height, width, channels), 0 outside, cut to what patches cover, in their phases:
         (batch, high, wide, phases · channels)."""
-        spans, offset, phase = self._spans(), self.patch.offset, self.patch.phase
-        if phase == (1, 1) and offset == (0, 0) and spans == value.shape[1:3]:
-            return value
-        batch, height, width, _ = value.shape
-        cells = spans[0] // phase[0], spans[1] // phase[1]
-        if offset[1] % phase[1] == 0 and width % phase[1] == 0:
-            # The phases along a line lie side by side already: they count as channels.
-            value = value.reshape(batch, height, width // phase[1], -1)
-            spans, offset, phase = (spans[0], cells[1]), (offset[0], offset[1] // phase[1]), (phase[0], 1)
-        found: Tensor = _LaidOut.apply(value, spans, offset, phase)  # type: ignore[no-untyped-call]
-        return found.view(batch, *cells, -1)
+        return in_phases(value, self._spans(), self.patch.offset, self.patch.phase)
 
     def nonzero(self, laid_out: Tensor) -> tuple[Tensor, Tensor]:
         """Where what the rows see is not 0: indices of rows and of values."""
@@ -152,55 +142,6 @@ class Window:
         if len(laid_out) == 1:
             laid_out = laid_out.expand(int(sample.max()) + 1, -1, -1, -1)
         return F.embedding(self._cells, laid_out.reshape(-1, laid_out.shape[-1])).flatten(1).unsqueeze(1)
-
-
-class _LaidOut(torch.autograd.Function):
-    """Phase by phase: strided copies of long runs, where one copy of six axes would move a pixel at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, spans: Pair, offset: Pair, phase: Pair) -> Tensor:
-        batch, height, width, channels = value.shape
-        ctx.shape, ctx.geometry = value.shape, (spans, offset, phase)
-        pairs, covered = _phase_slices((height, width), spans, offset, phase)
-        cells = spans[0] // phase[0], spans[1] // phase[1]
-        make = value.new_empty if covered else value.new_zeros
-        result = make(batch, *cells, *phase, channels)
-        for source, target in pairs:
-            result[target] = value[source]
-        return result.view(batch, *cells, -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        pairs, _ = _phase_slices(ctx.shape[1:3], *ctx.geometry)
-        gradient = gradient.reshape(*gradient.shape[:3], *ctx.geometry[2], ctx.shape[3])
-        found = gradient.new_zeros(ctx.shape)
-        for source, target in pairs:
-            found[source] = gradient[target]
-        return found, None, None, None
-
-
-Slices = tuple[slice | int, ...]
-
-
-@lru_cache
-def _phase_slices(size: Pair, spans: Pair, offset: Pair, phase: Pair) -> tuple[list[tuple[Slices, Slices]], bool]:
-    """For every phase its pixels on the map and the cells they go to, of which the first begins at ``offset``; and
-    whether pixels go to all cells."""
-
-    def along(axis: int, at: int) -> tuple[slice, slice]:
-        first, step = offset[axis] + at, phase[axis]
-        begin = max(0, -(first // step))
-        end = max(begin, min(spans[axis] // step, -((first - size[axis]) // step)))
-        return slice(first + begin * step, first + end * step, step), slice(begin, end)
-
-    every = slice(None)
-    found: list[tuple[Slices, Slices]] = []
-    for y in range(phase[0]):
-        for x in range(phase[1]):
-            (rows, high), (columns, wide) = along(0, y), along(1, x)
-            found.append(((every, rows, columns), (every, high, wide, y, x)))
-    covered = all(offset[a] >= 0 and offset[a] + spans[a] <= size[a] for a in (0, 1))
-    return found, covered
 
 
 def fills(patch: Patch, layer: Layer) -> bool:
@@ -349,7 +290,7 @@ def transposed(patch: Patch, kernel: Tensor, layer: Layer, below: Layer, rows: R
     """Coefficients of the layer's output, without phases, as those of its input, by ``phases`` of its kernels."""
     geometry, pads = below_patch(patch, layer, below)
     if len(kernel) == 1:
-        values = _convolved(patch.values, kernel[0], pads)
+        values = _convolved(patch.values, kernel.squeeze(0), pads)
     else:
         values = torch.cat([_convolved(patch.values[part], kernel[member], pads) for member, part in rows.sections])
     return replace(geometry, values=values.reshape(geometry.values.shape))
