@@ -65,7 +65,7 @@ def test_speed_suite(tmp_path: Path) -> None:
     page = bench_job(suite, out=tmp_path, budget=Budget(), workers=1)
     assert page is not None
     rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
-    assert [row["relaxation"] for row in rows] == ["ibp", "hbox", "crown-ibp", "crown"]
+    assert [row["relaxation"] for row in rows] == ["ibp", "hbox", "crown-ibp", "crown", "crown-plain"]
     measured = json.loads((tmp_path / "speed.json").read_text())
     ratio = measured["plain"]["crown"] / measured["steps"]["crown"]["grad"]
     assert float(rows[3]["plain / grad"]) == pytest.approx(ratio, abs=0.0051)
