@@ -235,7 +235,7 @@ def test_workers_agree_and_survive_a_kill(trained: Path, tmp_path: Path) -> None
 
 
 def _a_worker() -> int:
-    """A process of this test's own Ray that runs a Worker."""
+    """A process of this test's own Ray that runs a CascadeWorker."""
     parents, names = {}, {}
     for entry in Path("/proc").iterdir():
         try:
@@ -249,6 +249,6 @@ def _a_worker() -> int:
         while up in parents and up not in ancestors:
             ancestors.add(up)
             up = parents[up]
-        if name.startswith("ray::Worker") and os.getpid() in ancestors:
+        if name.startswith("ray::CascadeWorker") and os.getpid() in ancestors:
             return pid
     raise AssertionError("no worker is running")
