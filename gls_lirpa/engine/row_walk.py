@@ -158,7 +158,7 @@ class _Walk:
             ones = torch.ones(1, *layer.shape, dtype=patch.values.dtype, device=patch.values.device)
             (inside,) = self._seen(layer, Window(patch, self._rows), (ones,), what="inside")
             patch = replace(patch, values=(patch.values.flatten(2) * inside).view_as(patch.values))
-        elif beyond and (layer.kind not in ("relu", "input") or not fills(patch, layer)):
+        elif beyond and patch.full and (layer.kind not in ("relu", "input") or not fills(patch, layer)):
             patch = plain(patch, layer)
         self._pending[name] = patch if other is None else _merged(other, patch)
 
