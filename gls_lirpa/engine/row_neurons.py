@@ -64,7 +64,7 @@ class NeuronRows:
         self._network = network
         self._layer = layer
         self._names = network.ancestors(layer)
-        self._full, self._largest = _extent(network, layer)
+        self.full, self.largest = extent(network, layer)
         self._shifted = {name: pair[1] is not None for name, pair in tensors.items()}
 
     def leaves(self, over: Relaxed) -> list[Tensor]:
@@ -93,8 +93,11 @@ class NeuronRows:
         return Relaxed(self._network, tensors, slopes, center, radius, prepared, boxes, sparse=self._sparse)
 
     def parts(self, index: Index) -> list[Index]:
-        count = max(1, PART_VALUES // (2 * self._largest))
-        return list(zip(*(torch.split(axis, count) for axis in index), strict=True))
+        return self._split(index, PART_VALUES // (2 * self.largest))
+
+    @staticmethod
+    def _split(index: Index, size: int) -> list[Index]:
+        return list(zip(*(torch.split(axis, max(1, size)) for axis in index), strict=True))
 
     def __call__(self, index: Index, leaves: list[Tensor], prepared: Prepared) -> Tensor:
         """Lower bounds of neurons and of their negatives: (neurons, 2)."""
@@ -106,14 +109,14 @@ class NeuronRows:
         height, width, channels = layer.shape
         count, dtype, device = len(sample), over.center.dtype, over.center.device
         every = torch.arange(count, device=device)
-        if self._full:
+        if self.full:
             units = torch.zeros(count, height, width, channels, dtype=dtype, device=device)
             units[every, row, column, channel] = 1
-            return lower_bounds(over, layer.name, Patch(_signed(units), (0, 0), (0, 0)), self._rows(sample))
+            return lower_bounds(over, layer.name, Patch(signed(units), (0, 0), (0, 0)), self._rows(sample))
         units = torch.zeros(count, 1, 1, channels, dtype=dtype, device=device)
         units[every, 0, 0, channel] = 1
         rows = self._rows(sample, (row, column), (height, width))
-        return lower_bounds(over, layer.name, Patch(_signed(units), (1, 1), (0, 0)), rows)
+        return lower_bounds(over, layer.name, Patch(signed(units), (1, 1), (0, 0)), rows)
 
     def _rows(self, sample: Tensor, place: tuple[Tensor, Tensor] | None = None, places: Pair = (1, 1)) -> Rows:
         return Rows(sample, place, places, self._members, self._batch)
@@ -127,18 +130,19 @@ class NeuronRows:
             channel = channel + sample // self._batch * layer.size
         weight = over.prepared((layer.name, "rows"), lambda: weight.flatten(0, 1))
         start = weight.index_select(0, channel).view(-1, *below.shape)
-        bounds = lower_bounds(over, below.name, Patch(_signed(start), (0, 0), (0, 0)), self._rows(sample))
+        bounds = lower_bounds(over, below.name, Patch(signed(start), (0, 0), (0, 0)), self._rows(sample))
         if offset is None:
             return bounds
         shift = over.prepared((layer.name, "shift"), lambda: offset.flatten())
-        return bounds + _signed(shift.index_select(0, channel))
+        return bounds + signed(shift.index_select(0, channel))
 
 
-def _signed(value: Tensor) -> Tensor:
+def signed(value: Tensor) -> Tensor:
+    """Rows and their negatives, side by side."""
     return torch.stack([value, -value], dim=1)
 
 
-def _extent(network: RowNetwork, layer: Layer) -> tuple[bool, int]:
+def extent(network: RowNetwork, layer: Layer) -> tuple[bool, int]:
     """Whether rows of this layer's neurons are better kept as whole maps than as patches, and the largest map."""
     sizes = {layer.name: (1, 1)}
     patches, maps = [0], [0]
@@ -156,10 +160,14 @@ def _extent(network: RowNetwork, layer: Layer) -> tuple[bool, int]:
     return full, max(maps[1:] if full else patches)
 
 
-def recomputed(job: NeuronRows, index: Index, leaves: list[Tensor]) -> Tensor:
+def bounds(job: NeuronRows, index: Index, over: Relaxed) -> Tensor:
     """``job`` on ``index`` with the gradient of every leaf that wants one."""
-    found: Tensor = _Recomputed.apply(job, index, *leaves)  # type: ignore[no-untyped-call]
-    return found
+    leaves = job.leaves(over)
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        found: Tensor = _Recomputed.apply(job, index, *leaves)  # type: ignore[no-untyped-call]
+        return found
+    prepared = Prepared()
+    return torch.cat([job(part, leaves, prepared) for part in job.parts(index)])
 
 
 class _Recomputed(torch.autograd.Function):
@@ -172,7 +180,7 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows = (gradient != 0).any(1).nonzero().squeeze(1)
+        rows = (gradient != 0).flatten(1).any(1).nonzero().squeeze(1)
         gradient = gradient[rows]
         wanted = list(ctx.needs_input_grad[2:])
         leaves = [leaf.detach().requires_grad_(needed) for leaf, needed in zip(ctx.saved_tensors, wanted, strict=True)]

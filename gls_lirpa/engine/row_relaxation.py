@@ -61,7 +61,8 @@ def is_sparse(slopes: Slopes) -> bool:
 def relaxed(values: Tensor, slopes: Slopes, unstable: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Coefficients of a ReLU's output as those of its input, and the constant that is added to each row.
 
-    ``values`` (groups, rows, neurons); slopes (groups or 1, 1, neurons), the first two also (groups, rows, neurons).
+    ``values`` (groups or 1, rows, neurons); slopes (groups or 1, 1, neurons), the first two also
+    (groups, rows, neurons).
     ``unstable``: groups and neurons of all unstable ones, where they are known to be few.
     """
     found: tuple[Tensor, Tensor] = (
@@ -77,10 +78,11 @@ def _sum_to(value: Tensor, like: Tensor) -> Tensor:
 
 
 def _dots(values: Tensor, other: Tensor) -> Tensor:
-    """Σ values · other over the last axis; ``other`` is the same for the rows of a group."""
+    """Σ values · other over the last axis; ``other`` is the same for the rows of a group, and either may be the same
+    for all groups."""
     if len(other) == len(values):
         return torch.bmm(values, other.transpose(1, 2)).squeeze(2)
-    return values @ other[0, 0]
+    return other.squeeze(1) @ values[0].t() if len(values) == 1 else values @ other[0, 0]
 
 
 class _Relaxed(torch.autograd.Function):
@@ -99,15 +101,19 @@ class _Relaxed(torch.autograd.Function):
         down = constant.unsqueeze(-1)
         found: list[Tensor | None] = [None] * 4
         if ctx.needs_input_grad[0]:
-            below = torch.mul(new, excess).addcmul_(down, offset)
+            below = _sum_to(torch.mul(new, excess).addcmul_(down, offset), values)
             # Vectorised, where a masked assignment is not: below where min(A, 0) < 0, else 0.
-            found[0] = torch.ops.aten.threshold_backward(below, minus, 0).addcmul_(new, alpha)
+            below = torch.ops.aten.threshold_backward(below, minus, 0)
+            common = len(values) < len(new)
+            found[0] = below.add_(_sum_to(new * alpha, values)) if common else below.addcmul_(new, alpha)
         if ctx.needs_input_grad[1]:
             found[1] = _sum_to(new * values, alpha)
         if ctx.needs_input_grad[2]:
             found[2] = _sum_to(new * minus, excess).neg_()
         if ctx.needs_input_grad[3]:
-            found[3] = _sum_to(torch.bmm(down.transpose(1, 2), minus), offset).neg_()
+            common = len(minus) < len(down)
+            product = down.transpose(1, 2) @ minus if common else torch.bmm(down.transpose(1, 2), minus)
+            found[3] = _sum_to(product, offset).neg_()
         return tuple(found)
 
 
@@ -165,7 +171,7 @@ class _Concretized(torch.autograd.Function):
         gradient = gradient.unsqueeze(-1)
         found: list[Tensor | None] = [None] * 3
         if ctx.needs_input_grad[0]:
-            found[0] = torch.addcmul(center, torch.sign(values), radius, value=-1).mul_(gradient)
+            found[0] = _sum_to(torch.addcmul(center, torch.sign(values), radius, value=-1).mul_(gradient), values)
         if ctx.needs_input_grad[1]:
             found[1] = _sum_to(gradient * values, center)
         if ctx.needs_input_grad[2]:

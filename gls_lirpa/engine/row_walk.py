@@ -90,7 +90,7 @@ class _Walk:
         elif layer.kind == "relu":
             new, constant = self._relaxed(layer, patch)
             self._add(constant)
-            self._pass(layer.inputs[0], replace(patch, values=new.view_as(patch.values)))
+            self._pass(layer.inputs[0], _with_values(patch, new))
         elif layer.kind == "sum":
             for name, sign in zip(layer.inputs, layer.node.signs, strict=True):
                 self._pass(name, patch if sign > 0 else replace(patch, values=-patch.values))
@@ -100,7 +100,7 @@ class _Walk:
             factor, *rest = self._seen(layer, Window(patch, self._rows.over("member")), maps)
             for offset in rest:
                 self._add((values * offset).sum(2))
-            self._pass(layer.inputs[0], replace(patch, values=(values * factor).view_as(patch.values)))
+            self._pass(layer.inputs[0], _with_values(patch, values * factor))
         else:
             self._affine(layer, patch)
 
@@ -112,7 +112,7 @@ class _Walk:
         if chosen is not None:
             own = window.laid_out(chosen.flatten(0, 1)).view(*chosen.shape[:2], -1)
             return relaxed(values, (own, excess + alpha - own, offset))
-        if layer.name not in self._over.sparse:
+        if layer.name not in self._over.sparse or len(values) < len(alpha):
             return relaxed(values, (alpha, excess, offset))
         key = (layer.name, "map", 2, *window.key)
         with torch.no_grad():
@@ -157,7 +157,7 @@ class _Walk:
         if beyond and not patch.full and layer.kind not in ("relu", "input"):
             ones = torch.ones(1, *layer.shape, dtype=patch.values.dtype, device=patch.values.device)
             (inside,) = self._seen(layer, Window(patch, self._rows), (ones,), what="inside")
-            patch = replace(patch, values=(patch.values.flatten(2) * inside).view_as(patch.values))
+            patch = _with_values(patch, patch.values.flatten(2) * inside)
         elif beyond and patch.full and (layer.kind not in ("relu", "input") or not fills(patch, layer)):
             patch = plain(patch, layer)
         self._pending[name] = patch if other is None else _merged(other, patch)
@@ -173,6 +173,11 @@ class _Walk:
 
     def _add(self, constant: Tensor) -> None:
         self._total = constant if self._total is None else self._total + constant
+
+
+def _with_values(patch: Patch, values: Tensor) -> Patch:
+    """Other coefficients (·, ·, values) at the same pixels. Rows that all groups had in common may now differ."""
+    return replace(patch, values=values.view(*values.shape[:2], *patch.values.shape[2:]))
 
 
 def _merged(first: Patch, second: Patch) -> Patch:

@@ -17,8 +17,9 @@ from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.row_alpha import one_step, optimised
 from gls_lirpa.engine.row_members import chosen, count, mapped
 from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, to_inner, to_outer
-from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, recomputed
+from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, bounds
 from gls_lirpa.engine.row_patches import Patch, Rows
+from gls_lirpa.engine.row_places import by_places
 from gls_lirpa.engine.row_relaxation import Slopes, crown_slopes, is_sparse
 from gls_lirpa.engine.row_walk import Relaxed, lower_bounds, made
 
@@ -250,11 +251,14 @@ def tightened(state: State, layer: Layer, interval: Interval) -> Interval:
 
 
 def neuron_bounds(state: State, layer: Layer, index: tuple[Tensor, ...]) -> Tensor:
-    """Lower bounds of neurons and of their negatives, (neurons, 2), by CROWN over the slopes below them."""
-    relaxed = state.relaxed()
-    job = NeuronRows(state.network, layer, state.tensors)
-    leaves = job.leaves(relaxed)
-    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
-        return recomputed(job, index, leaves)
-    prepared = Prepared()
-    return torch.cat([job(part, leaves, prepared) for part in job.parts(index)])
+    """Lower bounds of neurons and of their negatives, (neurons, 2), by CROWN over the slopes below them.
+
+    ``index``: sample, row, column and channel of each, in ascending order.
+    """
+    over = state.relaxed()
+    if state.members == 1:
+        found = by_places(state.network, layer, state.tensors, index)
+        if found is not None:
+            every = torch.cat([bounds(job, found.places, over) for job in found.jobs], dim=2)
+            return every[found.place, :, found.neuron]
+    return bounds(NeuronRows(state.network, layer, state.tensors), index, over)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box, margin_spec
-from gls_lirpa.engine import row_neurons, row_patches, row_relaxation
+from gls_lirpa.engine import row_neurons, row_patches, row_places, row_relaxation
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.rows import _distinct_rows
 from gls_lirpa.losses import CertifiedLoss
@@ -156,6 +156,9 @@ SETTINGS = [
     (row_patches, "MATRIX_WASTE", 1e9),
     (row_relaxation, "SPARSE_SHARE", -1.0),
     (row_relaxation, "SPARSE_SHARE", 1.0),
+    (row_places, "UNSTABLE_SHARE", 0.0),
+    (row_places, "UNSTABLE_SHARE", 2.0),
+    (row_places, "PART_VALUES", 1),
 ]
 
 
