@@ -176,3 +176,13 @@ def test_radii_are_sound_and_ordered() -> None:
 def test_radius_refuses_in_one_line(options: dict[str, float], message: str) -> None:
     with pytest.raises(GLSError, match=message):
         certified_radius(small_net(), images(1), torch.tensor([0]), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("domain", [None, (-2.0, 2.0)])
+def test_a_ball_holds_every_number_within_its_radius(domain: tuple[float, float] | None) -> None:
+    """0.7 in float32 is less than 0.7, and x − 0.7 has digits enough to show it where they cancel."""
+    x = torch.tensor([[0.7]]).nextafter(torch.ones(()))
+    for eps in (0.7, torch.tensor([0.7], dtype=torch.float64)):
+        inside = torch.tensor(float(x) - 0.7, dtype=torch.float64).float()
+        inside = inside if float(inside) >= float(x) - 0.7 else inside.nextafter(torch.ones(()))
+        assert float(ball(x, eps, domain).lower) <= float(inside)
