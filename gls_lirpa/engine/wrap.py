@@ -98,9 +98,16 @@ def split_normalization(model: nn.Module) -> tuple[Normalize | None, nn.Module]:
         return None, model
     first, *rest = model
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (model, first))
-    if type(first) is not Normalize or hooked:
+    if type(first) is not Normalize or hooked or not _keeps_order(first):
         return None, model
     return first, nn.Sequential(*rest)
+
+
+def _keeps_order(layer: Normalize) -> bool:
+    """Whether it takes the ends of a box to the ends of one: a weight file may have put anything into its buffers."""
+    weight = layer.weight.flatten(1)
+    diagonal = torch.diag(weight.diagonal())
+    return torch.equal(weight, diagonal) and bool((weight.diagonal() > 0).all())
 
 
 def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:

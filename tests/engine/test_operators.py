@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.certification import certify
 from gls_lirpa.doctor.operator_cases import CASES, random_network
 from gls_lirpa.doctor.selftest import run_case
@@ -162,3 +163,20 @@ def test_tracing_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch.jit.TracerWarning)
         BoundEngine(model, torch.rand(1, *shape))
+
+
+@pytest.mark.parametrize("change", ["sign", "mixed"])
+def test_a_normalisation_that_turns_boxes_around_is_a_layer_like_others(change: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Normalize((0.5, 0.4), (0.2, 0.3)), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        if change == "sign":
+            model[0].weight.neg_()
+        else:
+            model[0].weight[0, 1] = -3.0
+    x, y = torch.rand(2, 2, 2, 2), torch.tensor([0, 1])
+    box, engine = linf_box(x, 0.3), BoundEngine(model, x)
+    points = box.lower + (box.upper - box.lower) * torch.rand(500, *x.shape).round()
+    for method in METHODS:
+        lower = engine.margins(box, y, relaxation(method))
+        assert all(bool((lower <= margins_at(model, point, y) + 1e-4).all()) for point in points), method
