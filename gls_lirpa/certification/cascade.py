@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.boxes import Box, check_labels, linf_box
 from gls_lirpa.certification.batch import Batch
 from gls_lirpa.certification.contradiction import Suspect, cross_check_attack, raise_contradiction
 from gls_lirpa.certification.network import Network
@@ -69,6 +69,8 @@ class Cascade:
                     yield from self._apply(stage, batch, part)
         for i in batch.positions():
             reason = batch.reason(i, self.settings.timeout, self.settings.options.max_nodes)
+            if not self.network.finite:
+                reason = "numerical", "a weight of the network is not finite"
             yield batch.record(i, "unknown", batch.last_stage(i), reason=reason)
 
     def _judged(self, batch: Batch) -> Iterator[Record]:
@@ -85,6 +87,7 @@ class Cascade:
         if labels.shape != x.shape[:1]:
             raise DataError(f"expected one label per image, got {tuple(labels.shape)} for {len(x)} images")
         x = self.network.inputs(x) if box is None else self.network.tensor(x)
+        check_labels(labels, self.network.classes)
         labels = labels.to(self.network.device, torch.int64)
         logits = self.network.logits(x)
         margins = self.network.margins(logits, labels)

@@ -186,3 +186,17 @@ def test_a_ball_holds_every_number_within_its_radius(domain: tuple[float, float]
         inside = torch.tensor(float(x) - 0.7, dtype=torch.float64).float()
         inside = inside if float(inside) >= float(x) - 0.7 else inside.nextafter(torch.ones(()))
         assert float(ball(x, eps, domain).lower) <= float(inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_labels_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(GLSError, match="expected one integer label per sample"):
+        certify(small_net(), images(2), torch.tensor([0, 1]).to(dtype), eps=0.1, stages=CHEAP)
+
+
+def test_a_weight_that_is_not_finite_is_told_even_where_no_logit_shows_it() -> None:
+    model, x = small_net(), images(2)
+    model[1].weight[0] = -torch.inf
+    result = certify(model, x, model(x).argmax(1), eps=0.1, stages=CHEAP)
+    assert {(r.verdict, r.reason) for r in result} == {("unknown", "numerical")}
+    assert "not finite" in result[0].detail
