@@ -16,6 +16,7 @@ from gls_lirpa.base.modes import evaluating
 from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.engine.compat import default_dtype, load_lirpa
+from gls_lirpa.engine.constancy import check_constancy
 from gls_lirpa.engine.graph import read_graph
 from gls_lirpa.engine.operators import SUPPORTED, check_operations
 from gls_lirpa.engine.rewrite import rewritten
@@ -78,6 +79,7 @@ def count_classes(model: nn.Module, example: Tensor) -> int:
     try:
         with torch.no_grad(), evaluating(model):
             output = model(one)
+            check_constancy(model, one, output)
     except RuntimeError as error:
         message = " ".join(str(error).split())[:200]
         raise EngineError(f"the network cannot take inputs of shape {tuple(example.shape[1:])}: {message}") from error

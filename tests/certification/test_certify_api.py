@@ -200,3 +200,23 @@ def test_a_weight_that_is_not_finite_is_told_even_where_no_logit_shows_it() -> N
     result = certify(model, x, model(x).argmax(1), eps=0.1, stages=CHEAP)
     assert {(r.verdict, r.reason) for r in result} == {("unknown", "numerical")}
     assert "not finite" in result[0].detail
+
+
+def test_networks_that_cannot_be_copied_or_run_in_float64_are_refused_in_one_line() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x.half().float())
+            return y
+
+    x, y = torch.rand(2, 4), torch.tensor([0, 1])
+    with pytest.raises(GLSError, match="cannot be computed in float64") as caught:
+        certify(Cast(), x, y, eps=0.1, stages=CHEAP)
+    assert "\n" not in str(caught.value)
+    derived = nn.Linear(4, 3)
+    derived.cached = derived.weight * 2  # type: ignore[assignment]
+    with pytest.raises(GLSError, match="cannot be copied"):
+        certify(derived, x, y, eps=0.1, stages=CHEAP)
