@@ -141,10 +141,7 @@ def operator_table(*, seeds: Sequence[int] = (1,)) -> Iterator[tuple[str, dict[s
             outcomes = [check_network(case.layer, case.image, names, seed, samples=32) for seed in seeds]
         except EngineError as error:
             outcomes = [dict.fromkeys(names, Comparison(failure=str(error)))]
-        yield (
-            name,
-            {method: _verdict([found[method] for found in outcomes], method in case.bounded) for method in names},
-        )
+        yield name, {m: _verdict([found[m] for found in outcomes], bounded=m in case.bounded) for m in names}
 
 
 def _verdict(outcomes: Sequence[Comparison], *, bounded: bool) -> str:
