@@ -79,7 +79,6 @@ def count_classes(model: nn.Module, example: Tensor) -> int:
     try:
         with torch.no_grad(), evaluating(model):
             output = model(one)
-            check_constancy(model, one, output)
     except RuntimeError as error:
         message = " ".join(str(error).split())[:200]
         raise EngineError(f"the network cannot take inputs of shape {tuple(example.shape[1:])}: {message}") from error
@@ -88,6 +87,8 @@ def count_classes(model: nn.Module, example: Tensor) -> int:
             "the network writes into its own input, so that it means another one the next time: "
             "make its first layer return a new tensor (inplace=False)"
         )
+    with torch.no_grad(), evaluating(model):
+        check_constancy(model, one, output)
     if output.dim() != 2:
         raise EngineError(f"expected one row of logits per sample, got an output of shape {tuple(output.shape)}")
     return int(output.shape[1])

@@ -13,10 +13,12 @@ from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.certification import certify
 from gls_lirpa.doctor.operator_cases import CASES, random_network
 from gls_lirpa.doctor.selftest import run_case
+from gls_lirpa.engine import operators
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import perturbed_nodes
-from gls_lirpa.engine.operators import OPERATORS
+from gls_lirpa.engine.operators import OPERATORS, check_operations
+from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.errors import UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests.helpers.bounding import margins_at, relaxation
@@ -180,3 +182,19 @@ def test_a_normalisation_that_turns_boxes_around_is_a_layer_like_others(change: 
     for method in METHODS:
         lower = engine.margins(box, y, relaxation(method))
         assert all(bool((lower <= margins_at(model, point, y) + 1e-4).all()) for point in points), method
+
+
+def test_the_table_alone_refuses_what_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only because other code does not know the operation either."""
+    model, shape = random_network(CASES["Linear"].layer, 0, image=False)
+    bounded = BoundEngine(model, torch.rand(1, *shape))._modules._table.bounded
+    check_operations(bounded)
+    monkeypatch.setattr(operators, "OPERATORS", {k: v for k, v in OPERATORS.items() if k != "BoundRelu"})
+    with pytest.raises(UnsupportedLayerError, match="operation onnx::Relu is not supported"):
+        check_operations(bounded)
+
+
+def test_one_tensor_as_both_ends_of_a_box_is_no_constant() -> None:
+    x = torch.rand(2, 4)
+    bounded = bounded_input(Box(x, x))
+    assert bounded.ptb.x_L is not bounded.ptb.x_U and torch.equal(bounded.ptb.x_L, bounded.ptb.x_U)
