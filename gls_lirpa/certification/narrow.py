@@ -91,7 +91,7 @@ class _ReluInputs(TorchDispatchMode):
     """Collects what ReLUs are applied to."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
