@@ -11,8 +11,8 @@ from torch import nn
 from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.certification import certify
-from gls_lirpa.doctor.operator_cases import CASES, random_network
-from gls_lirpa.doctor.selftest import run_case
+from gls_lirpa.doctor.operator_cases import CASES, Function, random_network
+from gls_lirpa.doctor.selftest import check_network, run_case
 from gls_lirpa.engine import operators
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa
@@ -198,3 +198,10 @@ def test_one_tensor_as_both_ends_of_a_box_is_no_constant() -> None:
     x = torch.rand(2, 4)
     bounded = bounded_input(Box(x, x))
     assert bounded.ptb.x_L is not bounded.ptb.x_U and torch.equal(bounded.ptb.x_L, bounded.ptb.x_U)
+
+
+@pytest.mark.parametrize("seed", [12, 13, 14])
+def test_strips_of_images_in_plain_crown(seed: int) -> None:
+    """auto_LiRPA 0.7 excluded points of these networks where it bounded by patches."""
+    layer = Function(lambda x: (x[:, :1] + torch.relu(x[:, :, :1] - 0.4)).flatten(1))
+    assert check_network(lambda r, s: layer, True, ["crown-plain"], seed)["crown-plain"].violations == 0
