@@ -45,8 +45,8 @@ MODES = (Mode("patches", True), Mode("patches", False), Mode("matrix", True), Mo
 
 
 def usable_modes() -> tuple[Mode, ...]:
-    """auto_LiRPA 0.7 bounds strips of images (a depthwise kernel as high as the image) wrongly by patches, by 0.1 and
-    more in plain CROWN, so there patches are not used."""
+    """auto_LiRPA 0.7 excluded points of networks that slice images (``x[:, :, :1]``) in plain CROWN by patches and
+    not by matrices; why is not known, so there patches are not used at all."""
     return MODES[2:] if load_lirpa().split_nodes else MODES
 
 
