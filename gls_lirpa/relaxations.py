@@ -34,9 +34,7 @@ def _hbox(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics) -
     return engine.hbox(box, spec, statistics)
 
 
-def _alpha(
-    engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None
-) -> Bounds:
+def _alpha(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None) -> Bounds:
     return engine.alpha(box, spec, statistics, iterations=iterations)
 
 

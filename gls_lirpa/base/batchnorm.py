@@ -22,9 +22,7 @@ def batchnorm_map(
     return scale, shift if bias is None else bias + shift
 
 
-def normalised(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
+def normalised(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """BatchNorm of ``x`` (batch, channels, …), differentiable in the statistics too, which torch's own is not."""
     shape = (1, -1) + (1,) * (x.dim() - 2)
     scale, shift = batchnorm_map(mean, var, weight, bias, eps)

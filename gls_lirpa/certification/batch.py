@@ -23,8 +23,8 @@ class Batch:
     """What is known of each sample. Margins, bounds and requirements are float64.
 
     ``margins``: at the sample itself; ``required``: what a bound must exceed to be a proof, over the sample's own box
-    if it is ``refined``; ``plausible`` (b, 1): usual rounding; ``lower``: best bound so far; ``proven``: classes it
-    suffices for; ``errors``: stages that failed on a sample, and how.
+    if it is ``refined``, with ranges by CROWN if it is ``narrowed``; ``plausible`` (b, 1): usual rounding; ``lower``:
+    best bound so far; ``proven``: classes it suffices for; ``errors``: stages that failed on a sample, and how.
     """
 
     indices: Tensor
@@ -42,6 +42,7 @@ class Batch:
     open: list[bool] = field(init=False)
     exhausted: list[bool] = field(init=False)
     errors: list[dict[str, str]] = field(init=False)
+    narrowed: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.lower = torch.full_like(self.margins, -torch.inf)
@@ -49,6 +50,7 @@ class Batch:
         self.open = [True] * len(self)
         self.exhausted = [False] * len(self)
         self.errors = [{} for _ in range(len(self))]
+        self.narrowed = torch.zeros(len(self), dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -78,6 +80,16 @@ class Batch:
             enough = self.proven[part] | (lower > self.required.single[part])
             due = due & (enough | (lower > -self.plausible[part])).all(1) & ~enough.all(1)
         return part[due]
+
+    def stopped(self, part: Tensor) -> Tensor:
+        """Those of some samples whose bounds are positive, but below what rounding requires even of float64."""
+        lower, enough = self.lower[part], self.proven[part] | (self.lower[part] > self.required.double[part])
+        return part[(~self.narrowed[part] & (self.proven[part] | (lower > 0)).all(1) & ~enough.all(1)).cpu()]
+
+    def demanding(self, part: Tensor) -> Tensor:
+        """Those of some samples of which rounding requires half of their own margins or more."""
+        much = (self.required.solver[part] > self.margins[part] / 2) & ~self.proven[part]
+        return part[(~self.narrowed[part] & much.any(1)).cpu()]
 
     def positions(self) -> list[int]:
         """Of the samples that are open."""

@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.boxes import Box, check_labels, linf_box
 from gls_lirpa.certification.batch import Batch
 from gls_lirpa.certification.contradiction import Suspect, cross_check_attack, raise_contradiction
 from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.records import Record
+from gls_lirpa.certification.requirements import narrow, prove_parts, refine
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, Subject, admits
 from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
@@ -69,6 +70,8 @@ class Cascade:
                     yield from self._apply(stage, batch, part)
         for i in batch.positions():
             reason = batch.reason(i, self.settings.timeout, self.settings.options.max_nodes)
+            if not self.network.finite:
+                reason = "numerical", "a weight of the network is not finite"
             yield batch.record(i, "unknown", batch.last_stage(i), reason=reason)
 
     def _judged(self, batch: Batch) -> Iterator[Record]:
@@ -85,6 +88,7 @@ class Cascade:
         if labels.shape != x.shape[:1]:
             raise DataError(f"expected one label per image, got {tuple(labels.shape)} for {len(x)} images")
         x = self.network.inputs(x) if box is None else self.network.tensor(x)
+        check_labels(labels, self.network.classes)
         labels = labels.to(self.network.device, torch.int64)
         logits = self.network.logits(x)
         margins = self.network.margins(logits, labels)
@@ -109,19 +113,13 @@ class Cascade:
             spent=[{"natural": share} for _ in range(len(x))],
         )
 
-    def _refine(self, batch: Batch, part: Tensor) -> None:
-        """Replace what is required of some samples by what their own boxes require."""
-        if len(part):
-            logits = self.network.logits(batch.x[part])
-            batch.required.put(part, self.network.requirements(batch.box[part], batch.labels[part], logits))
-            batch.refined[part] = True
-
     def _apply(self, stage: Stage, batch: Batch, part: Tensor) -> list[Record]:
         """Let a stage work on some open samples and draw the conclusions."""
         subject, limit = self.network.subject, self.settings.timeout - batch.time_used(part)
         started = time.perf_counter()
         if proves_exactly(stage):
-            self._refine(batch, batch.coarse(part))
+            refine(self.network, batch, batch.coarse(part))
+            narrow(self.network, batch, batch.demanding(part))
         samples = batch.samples(part, self.network.dtype, exact=proves_exactly(stage))
         try:
             findings = self._findings(stage, subject, samples, limit)
@@ -136,7 +134,11 @@ class Cascade:
             return []
         self._absorb(stage, batch, part, findings.lower)
         broken = self._broken(stage, batch, part, findings)
+        narrow(self.network, batch, batch.stopped(part))
         self._recheck(stage, batch, part, findings, broken, limit - (time.perf_counter() - started))
+        if getattr(stage, "by_parts", False):
+            left = torch.tensor([i for i in part.tolist() if i not in broken], dtype=torch.int64)
+            prove_parts(self.network, batch, left, limit - (time.perf_counter() - started))
         share = (time.perf_counter() - started) / len(part)
         records = []
         for i, exhausted in zip(part.tolist(), findings.exhausted, strict=True):
@@ -171,7 +173,7 @@ class Cascade:
         """Each bound is sound by itself, so the best of all stages is."""
         lower = self._sound(stage.name, batch, part, lower)
         best = torch.maximum(batch.lower[part], lower)
-        self._refine(batch, batch.coarse(part, best))
+        refine(self.network, batch, batch.coarse(part, best))
         # A class proven in float64 stays proven, though its bound may be below what float32 asks for.
         exact = proves_exactly(stage)
         batch.proven[part] |= (lower > batch.required.solver[part]) if exact else (best > batch.required.single[part])

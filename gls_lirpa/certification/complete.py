@@ -27,7 +27,8 @@ SEARCHES: dict[str, Search] = {
 class CompleteStage:
     """One sample after the other, its open rows together, by the search of this ``name``.
 
-    ``exact``: it proves in float64 whatever dtype it is given. ``search`` replaces the one of that name.
+    ``exact``: it proves in float64 whatever dtype it is given; ``by_parts``: its boxes may be proven in parts, where
+    rounding over the whole is too much. ``search`` replaces the one of that name.
 
     >>> from torch import nn
     >>> from gls_lirpa.engine.bounds import BoundEngine
@@ -48,6 +49,7 @@ class CompleteStage:
         self.name = name
         self.settings = SolverSettings() if settings is None else settings
         self.exact = name != "input-split"
+        self.by_parts = name == "input-split"
         self.max_inputs = self.settings.max_inputs if name == "input-split" else None
         self._search = SEARCHES[name] if search is None else search
         self._solver: tuple[Subject, Solver] | None = None

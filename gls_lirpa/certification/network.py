@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, other_classes
+from gls_lirpa.certification.narrow import Narrow
 from gls_lirpa.certification.rounding import SINGLE_TO_DOUBLE, Rounding, rounding
 from gls_lirpa.certification.stage import Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.wrap import count_classes
-from gls_lirpa.errors import ConfigError, DataError
+from gls_lirpa.errors import ConfigError, DataError, EngineError, UnsupportedLayerError
 from gls_lirpa.models.structure import fold_batchnorm
 
 PLAUSIBLE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -66,7 +67,7 @@ class Network:
     """
 
     def __init__(self, model: nn.Module, example: Tensor, *, seed: int) -> None:
-        self.plain = copy.deepcopy(model).eval().requires_grad_(False)
+        self.plain = _copied(model).eval().requires_grad_(False)
         weights = [*self.plain.parameters(), *(b for b in self.plain.buffers() if b.is_floating_point())]
         first = weights[0] if weights else example
         self.device, self.dtype = first.device, first.dtype
@@ -134,14 +135,36 @@ class Network:
 
     def plausible(self, x: Tensor, logits: Tensor) -> Tensor:
         """Usual rounding at each sample (b,), as far as its own logits show it; NaN where the logits are."""
-        reference = _forward(self._exact, x.double())
+        reference = self._exact_logits(x.double())
         errors = [(logits - reference).abs().amax(1), (_forward(self._folded, x) - reference).abs().amax(1)]
         observed = torch.maximum(*errors)
         return PLAUSIBLE[self.dtype] * (1 + reference.abs().amax(1)) + OBSERVED_ERROR * observed
 
+    def _exact_logits(self, x: Tensor) -> Tensor:
+        try:
+            return _forward(self._exact, x)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedLayerError(
+                f"the network cannot be computed in float64, as bounds near zero must be: "
+                f"{' '.join(str(error).split())[:200]}; write its forward pass without a dtype of its own"
+            ) from error
+
     def requirements(self, box: Box, labels: Tensor, logits: Tensor) -> Requirements:
         """What bounds over boxes must exceed to prove something of the network as it runs."""
         return self._required(rounding(self.plain, box, labels, classes=self.classes), logits)
+
+    @cached_property
+    def narrow(self) -> Narrow:
+        """The rounding of boxes whose inner values CROWN bounds in float64."""
+        return Narrow(self.plain, (self.exact_subject or self.subject).engine, folded=self._is_folded)
+
+    def narrow_requirements(self, box: Box, labels: Tensor, logits: Tensor) -> Requirements | None:
+        """The same as ``requirements``, smaller and dearer; None where it cannot be had."""
+        try:
+            found = self.narrow.rounding(box, labels)
+        except (EngineError, RuntimeError, MemoryError):  # then what intervals say has to do
+            return None
+        return None if found is None else self._required(found[1], logits)
 
     def image_requirements(self, labels: Tensor, logits: Tensor) -> Requirements:
         """The same for boxes of pixels, whatever they are: larger, but computed once for all."""
@@ -182,6 +205,14 @@ class Network:
         inside = bool(((point >= box.lower[0]) & (point <= box.upper[0])).all())
         margins = self.margins_at(point, label)
         return inside and bool(torch.isfinite(margins).all()) and bool((margins <= 0).any())
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError) as error:  # a weight that another one was made of, a file, a lock
+        message = " ".join(str(error).split())[:200]
+        raise ConfigError(f"the network cannot be copied: {message}; remove weight_norm and the like first") from error
 
 
 @torch.no_grad()

@@ -29,15 +29,17 @@ def ball(x: Tensor, eps: float | Tensor, domain: Domain = PIXELS) -> Box:
     if not x.is_floating_point():
         raise DataError(f"expected floating-point inputs, got {x.dtype}")
     radius = _radius(x, eps, pixels=is_pixels(domain))
+    # In float64, rounded once: to the nearest, so that every number of the dtype in the ball is in the box.
+    lower, upper = ((x.double() + side).to(x.dtype) for side in (-radius, radius))
     if domain is None:
-        return Box(x - radius, x + radius)
+        return Box(lower, upper)
     low, high = limits(x, domain)
     inside = ((x >= low) & (x <= high)).flatten(1).all(1)  # false for a NaN
     if not bool(inside.all()):
         sample = int((~inside).nonzero()[0])
         expected = f"expected inputs in the domain {_shown(domain)}"
         raise DataError(f"{expected}, got a value outside or NaN in sample {sample}")
-    return Box(torch.maximum(x - radius, low), torch.minimum(x + radius, high))
+    return Box(torch.maximum(lower, low), torch.minimum(upper, high))
 
 
 def is_pixels(domain: Domain) -> bool:
@@ -65,16 +67,16 @@ def limits(x: Tensor, domain: Sequence[float | Tensor]) -> tuple[Tensor, Tensor]
 
 
 def _radius(x: Tensor, eps: float | Tensor, *, pixels: bool) -> Tensor:
-    """Radii in the dtype of ``x``, shaped to be subtracted from it."""
+    """Radii in float64, shaped to be subtracted from ``x``."""
     if not isinstance(eps, Tensor):
         if pixels:
             check_eps(eps)
         elif not (math.isfinite(eps) and eps >= 0):
             raise ConfigError(f"expected a finite eps >= 0, got {eps}")
-        return torch.as_tensor(eps, dtype=x.dtype, device=x.device)
+        return torch.as_tensor(eps, dtype=torch.float64, device=x.device)
     if eps.dim() and eps.shape != x.shape[:1]:
         raise ConfigError(f"expected one eps per sample, ({len(x)},), got a tensor of shape {tuple(eps.shape)}")
-    values = eps.detach().to(x.device, x.dtype)
+    values = eps.detach().to(x.device, torch.float64)
     usable = torch.isfinite(values) & (values >= 0) & ((values <= 1) if pixels else True)
     if not bool(usable.all()):
         wrong = float(values[~usable].flatten()[0])

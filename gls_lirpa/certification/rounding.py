@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, other_classes
 from gls_lirpa.certification.magnitudes import Arithmetic, NoRuleError, Spread, Value
+from gls_lirpa.certification.rounding_ranges import Ranges
 from gls_lirpa.certification.rounding_rules import network_rules
 
 SINGLE_TO_DOUBLE = 2.0**-29
@@ -50,8 +51,10 @@ def covered(dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')}, any summation order"
 
 
-def rounding(model: nn.Module, box: Box, labels: Tensor, *, classes: int) -> Rounding:
+def rounding(model: nn.Module, box: Box, labels: Tensor, *, classes: int, known: Ranges | None = None) -> Rounding:
     """The errors of a network in eval mode over boxes of its dtype, one for each label or one for all.
+
+    ``known``: narrower ranges of the ReLUs' inputs than intervals give; see :class:`Ranges`.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> x = torch.rand(2, 1, 2, 2)
@@ -60,7 +63,8 @@ def rounding(model: nn.Module, box: Box, labels: Tensor, *, classes: int) -> Rou
     (torch.Size([2, 2]), True)
     """
     try:
-        parts = [_outputs(model, box[start : start + BATCH]) for start in range(0, len(box), BATCH)]
+        starts = range(0, len(box), BATCH)
+        parts = [_outputs(model, box[start : start + BATCH], known and known.part(start, BATCH)) for start in starts]
     except (NoRuleError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         # Whatever a forward pass does to a tensor that none of the rules foresees.
         reason = str(error) if isinstance(error, NoRuleError) else " ".join(str(error).split())[:200]
@@ -77,7 +81,7 @@ def rounding(model: nn.Module, box: Box, labels: Tensor, *, classes: int) -> Rou
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, box: Box) -> Value:
+def _outputs(model: nn.Module, box: Box, known: Ranges | None) -> Value:
     lower, upper = box.lower.double(), box.upper.double()
     # Roundings of a bound per layer besides its products: slopes, offsets, and sums over the layers.
     arithmetic = Arithmetic.of(box.lower.dtype, extra=16 + 4 * sum(1 for _ in model.modules()))
@@ -85,7 +89,12 @@ def _outputs(model: nn.Module, box: Box) -> Value:
     # The last step of a bound is a sum over all inputs.
     slack = arithmetic.gamma(box.lower[0].numel() + arithmetic.extra) * magnitude
     value = Value(lower, upper, torch.zeros_like(lower), magnitude, slack)
-    output = model(Spread(value, arithmetic, network_rules(model), box.lower.dtype))
+    rules = network_rules(model)
+    if known is not None:
+        rules.update(known.rules())
+    output = model(Spread(value, arithmetic, rules, box.lower.dtype))
+    if known is not None:
+        known.check()
     if not isinstance(output, Spread):
         raise NoRuleError("a network whose output does not depend on its input")
     return output.value

@@ -180,8 +180,8 @@ def _with_weights(weight: Callable[[Any], Tensor]) -> dict[Any, Rule]:
         aten.native_batch_norm: norm_training,
         aten._native_batch_norm_legit_no_training: norm,
         **dict.fromkeys((aten.cat, aten.stack), cat),
-        **dict.fromkeys((aten.add_, aten.sub_), _in_place(add)),
-        **dict.fromkeys((aten.mul_, aten.div_), _in_place(multiply)),
+        **dict.fromkeys((aten.add_, aten.sub_), in_place(add)),
+        **dict.fromkeys((aten.mul_, aten.div_), in_place(multiply)),
     }
 
 
@@ -189,7 +189,7 @@ def _highest(weight: Tensor) -> float:
     return float(weight.abs().max()) if weight.numel() else 0.0
 
 
-def _in_place(rule: Rule) -> Rule:
+def in_place(rule: Rule) -> Rule:
     """The rule of an operation that writes into its first argument, which no other tensor may share."""
 
     def apply(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +263,7 @@ def _circular_pad(func: Any, x: Any, pad: Any, mode: str = "constant", value: An
 def _written(rules: dict[Any, Rule]) -> dict[Any, Rule]:
     """The same rules for what writes into its first argument."""
     named = {f"{packet.__name__}_": rule for packet, rule in rules.items()}
-    return {getattr(aten, name): _in_place(rule) for name, rule in named.items() if hasattr(aten, name)}
+    return {getattr(aten, name): in_place(rule) for name, rule in named.items() if hasattr(aten, name)}
 
 
 _RULES: dict[Any, Rule] = {

@@ -100,18 +100,20 @@ def report() -> bool:
 def deep_report() -> bool:
     """Print what every relaxation does with every operation; whether none was violated and none failed."""
     from rich.console import Console
-    from rich.progress import track
+    from rich.progress import Progress
     from rich.table import Table
 
     from gls_lirpa.doctor.operator_cases import CASES
-    from gls_lirpa.doctor.selftest import operator_table
+    from gls_lirpa.doctor.selftest import one_thread, operator_table
 
     table = Table("operation", *RELAXATIONS, title="bounds by operation, at random attributes")
     console, sound = Console(), True
-    rows = track(operator_table(), "checking", total=len(CASES), console=Console(stderr=True), transient=True)
-    for name, verdicts in rows:
-        sound &= not {"VIOLATED", "FAILED"} & set(verdicts.values())
-        table.add_row(name, *verdicts.values())
+    with one_thread(), Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("operations", total=len(CASES))
+        for name, verdicts in operator_table():
+            progress.update(task, advance=1, description=f"checked {name}")
+            sound &= not {"VIOLATED", "FAILED"} & set(verdicts.values())
+            table.add_row(name, *verdicts.values())
     console.print(table)
     if not sound:
         console.print("VIOLATED: a bound excludes points of a network. FAILED: a bound could not be computed.")

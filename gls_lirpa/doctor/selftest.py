@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.doctor.operator_cases import CASES, CLASSES, Layer, random_network
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import EngineError, UnsupportedLayerError
-from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
+from gls_lirpa.relaxations import RELAXATIONS, get_relaxation
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 """How far a value may lie below its bound, relative to 1 + |value|: rounding, no more."""
@@ -21,11 +22,22 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 @dataclass(frozen=True)
 class Comparison:
-    """``points`` that were compared with a bound, ``violations`` among them, or the reason of a refusal."""
+    """``points`` that were compared with a bound, ``violations`` among them, or the reason of a refusal or failure."""
 
     points: int = 0
     violations: int = 0
     refusal: str = ""
+    failure: str = ""
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.refusal or self.failure)
+
+    def and_(self, other: Comparison) -> Comparison:
+        """Both together; a refusal or failure takes the place of what came before."""
+        if other.stopped:
+            return replace(other, violations=self.violations)
+        return Comparison(self.points + other.points, self.violations + other.violations)
 
 
 def lowest_points(model: nn.Module, box: Box, spec: Tensor, *, samples: int, steps: int, seed: int) -> Tensor:
@@ -49,22 +61,15 @@ def lowest_points(model: nn.Module, box: Box, spec: Tensor, *, samples: int, ste
     return project(torch.cat(found), box)
 
 
-def compared(
-    model: nn.Module, engine: BoundEngine, box: Box, labels: Tensor, relaxation: Relaxation, *, samples: int, seed: int
-) -> Comparison:
-    """How many of the lowest points found lie below the relaxation's bounds of the margins."""
-    spec = margin_spec(labels, engine.classes, box.lower.dtype)
-    with torch.no_grad():
-        try:
-            lower = engine.bounds(box, spec, relaxation).lower
-        except UnsupportedLayerError as error:
-            return Comparison(refusal=str(error))
-        points = lowest_points(model, box, spec, samples=samples, steps=8, seed=seed)
-        logits = model(points.flatten(0, 1)).unflatten(0, points.shape[:2])
-        values = (spec @ logits.unsqueeze(-1)).squeeze(-1)
+def violations(values: Tensor, lower: Tensor) -> int:
+    """How many points have a value (points, batch, rows) below its bound (batch, rows).
+
+    >>> violations(torch.tensor([[[1.0]], [[-1.0]]]), torch.tensor([[0.0]]))
+    1
+    """
     # Written so that a bound that is not a number counts as violated.
     held = values - lower >= -TOLERANCE[values.dtype] * (1 + values.abs())
-    return Comparison(points.shape[0] * points.shape[1], int((~held).any(-1).sum()))
+    return int((~held).any(-1).sum())
 
 
 def run_case(
@@ -75,30 +80,54 @@ def run_case(
     >>> run_case("AvgPool2d", "crown", 1).violations
     0
     """
-    return check_network(CASES[name].layer, CASES[name].image, relaxation, seed, samples=samples, dtype=dtype)
+    case = CASES[name]
+    return check_network(case.layer, case.image, [relaxation], seed, samples=samples, dtype=dtype)[relaxation]
 
 
 def check_network(
-    layer: Layer, image: bool, relaxation: str, seed: int, *, samples: int = 64, dtype: torch.dtype = torch.float32
-) -> Comparison:
-    """One random network around ``layer``, likewise."""
+    layer: Layer,
+    image: bool,
+    relaxations: Sequence[str],
+    seed: int,
+    *,
+    samples: int = 64,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Comparison]:
+    """One random network around ``layer``, likewise, by several relaxations: they share the engine, as they do in
+    a certification, and the points."""
     model, shape = random_network(layer, seed, image=image)
     model = model.to(dtype)
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(3, *shape, generator=generator, dtype=dtype)
     labels = torch.randint(CLASSES, (3,), generator=generator)
+    spec = margin_spec(labels, CLASSES, dtype)
     try:
         engine = BoundEngine(model, x)
     except UnsupportedLayerError as error:
-        return Comparison(refusal=str(error))
-    method = get_relaxation(relaxation, iterations=3 if relaxation == "alpha-crown" else None)
-    total = Comparison()
+        return dict.fromkeys(relaxations, Comparison(refusal=str(error)))
+    found = dict.fromkeys(relaxations, Comparison())
     for eps in (0.02, 0.15, 0.5):
-        found = compared(model, engine, linf_box(x, eps), labels, method, samples=samples, seed=seed)
-        if found.refusal:
-            return found
-        total = Comparison(total.points + found.points, total.violations + found.violations)
-    return total
+        box = linf_box(x, eps)
+        with torch.no_grad():
+            points = lowest_points(model, box, spec, samples=samples, steps=8, seed=seed)
+            logits = model(points.flatten(0, 1)).unflatten(0, points.shape[:2])
+            values = (spec @ logits.unsqueeze(-1)).squeeze(-1)
+        for name, before in found.items():
+            if not before.stopped:
+                found[name] = before.and_(_compared(engine, box, spec, name, values))
+    return found
+
+
+@torch.no_grad()
+def _compared(engine: BoundEngine, box: Box, spec: Tensor, relaxation: str, values: Tensor) -> Comparison:
+    method = get_relaxation(relaxation, iterations=3 if relaxation == "alpha-crown" else None)
+    try:
+        lower = engine.bounds(box, spec, method).lower
+    except UnsupportedLayerError as error:
+        return Comparison(refusal=str(error))
+    except EngineError as error:
+        return Comparison(failure=str(error))
+    return Comparison(values.shape[0] * values.shape[1], violations(values, lower))
 
 
 def operator_table(*, seeds: Sequence[int] = (1,)) -> Iterator[tuple[str, dict[str, str]]]:
@@ -106,17 +135,30 @@ def operator_table(*, seeds: Sequence[int] = (1,)) -> Iterator[tuple[str, dict[s
 
     A relaxation that fails in another way than by a refusal, or refuses what it should bound, has FAILED.
     """
+    names = RELAXATIONS.names()
     for name, case in CASES.items():
-        row: dict[str, str] = {}
-        for relaxation in RELAXATIONS:
-            try:
-                outcomes = [run_case(name, relaxation, seed, samples=32) for seed in seeds]
-            except EngineError:
-                row[relaxation] = "FAILED"
-                continue
-            refused = sum(bool(outcome.refusal) for outcome in outcomes)
-            verdict = "ok" if not refused else "refused" if refused == len(outcomes) else "partly"
-            if refused and relaxation in case.bounded:
-                verdict = "FAILED"
-            row[relaxation] = "VIOLATED" if any(outcome.violations for outcome in outcomes) else verdict
-        yield name, row
+        try:
+            outcomes = [check_network(case.layer, case.image, names, seed, samples=32) for seed in seeds]
+        except EngineError as error:
+            outcomes = [dict.fromkeys(names, Comparison(failure=str(error)))]
+        yield name, {m: _verdict([found[m] for found in outcomes], bounded=m in case.bounded) for m in names}
+
+
+def _verdict(outcomes: Sequence[Comparison], *, bounded: bool) -> str:
+    if any(outcome.violations for outcome in outcomes):
+        return "VIOLATED"
+    refused = sum(bool(outcome.refusal) for outcome in outcomes)
+    if any(outcome.failure for outcome in outcomes) or (refused and bounded):
+        return "FAILED"
+    return "ok" if not refused else "refused" if refused == len(outcomes) else "partly"
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Networks as small as these only lose by more, and lose hundredfold where other programs use the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

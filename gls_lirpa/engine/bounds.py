@@ -57,9 +57,7 @@ class BoundEngine:
     torch.Size([2, 2])
     """
 
-    def __init__(
-        self, model: nn.Module, example: Tensor, *, chunk_mib: int | None = None, route: str = "auto"
-    ) -> None:
+    def __init__(self, model: nn.Module, example: Tensor, *, chunk_mib: int | None = None, route: str = "auto") -> None:
         if route not in ROUTES:
             raise ConfigError(f"expected route {' or '.join(map(repr, ROUTES))}, got {route!r}")
         if chunk_mib is not None and chunk_mib < 0:

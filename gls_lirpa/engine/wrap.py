@@ -16,6 +16,7 @@ from gls_lirpa.base.modes import evaluating
 from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.engine.batchnorm import batchnorms
 from gls_lirpa.engine.compat import default_dtype, load_lirpa
+from gls_lirpa.engine.constancy import check_constancy
 from gls_lirpa.engine.graph import read_graph
 from gls_lirpa.engine.operators import SUPPORTED, check_operations
 from gls_lirpa.engine.rewrite import rewritten
@@ -86,6 +87,8 @@ def count_classes(model: nn.Module, example: Tensor) -> int:
             "the network writes into its own input, so that it means another one the next time: "
             "make its first layer return a new tensor (inplace=False)"
         )
+    with torch.no_grad(), evaluating(model):
+        check_constancy(model, one, output)
     if output.dim() != 2:
         raise EngineError(f"expected one row of logits per sample, got an output of shape {tuple(output.shape)}")
     return int(output.shape[1])
@@ -98,9 +101,16 @@ def split_normalization(model: nn.Module) -> tuple[Normalize | None, nn.Module]:
         return None, model
     first, *rest = model
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in (model, first))
-    if type(first) is not Normalize or hooked:
+    if type(first) is not Normalize or hooked or not _keeps_order(first):
         return None, model
     return first, nn.Sequential(*rest)
+
+
+def _keeps_order(layer: Normalize) -> bool:
+    """Whether it takes the ends of a box to the ends of one: a weight file may have put anything into its buffers."""
+    weight = layer.weight.flatten(1)
+    diagonal = torch.diag(weight.diagonal())
+    return torch.equal(weight, diagonal) and bool((weight.diagonal() > 0).all())
 
 
 def wrap(model: nn.Module, example: Tensor, *, conv_mode: str) -> Any:

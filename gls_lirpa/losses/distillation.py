@@ -35,9 +35,7 @@ def soft_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Ten
     return temperature**2 * F.kl_div(own, wanted, reduction="batchmean", log_target=True)
 
 
-def distill(
-    batch: LossInput, *, alpha: float, beta: float, temperature: float, radius: float, steps: int
-) -> Tensor:
+def distill(batch: LossInput, *, alpha: float, beta: float, temperature: float, radius: float, steps: int) -> Tensor:
     """The loss above; ``radius`` is the attack's, in units of ε. A part of weight 0 is not computed."""
     if alpha == 1.0:
         return robust(batch)

@@ -86,8 +86,6 @@ def robust_fused(batch: LossInput) -> Tensor:
 
 LOSSES.register(
     "robust-fused",
-    Loss(
-        "robust-fused", robust_fused, bounds=True, relaxation="crown-ibp", help="one bound per sample, on the loss"
-    ),
+    Loss("robust-fused", robust_fused, bounds=True, relaxation="crown-ibp", help="one bound per sample, on the loss"),
     aliases=("loss-fusion", "fused"),
 )

@@ -176,3 +176,47 @@ def test_radii_are_sound_and_ordered() -> None:
 def test_radius_refuses_in_one_line(options: dict[str, float], message: str) -> None:
     with pytest.raises(GLSError, match=message):
         certified_radius(small_net(), images(1), torch.tensor([0]), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("domain", [None, (-2.0, 2.0)])
+def test_a_ball_holds_every_number_within_its_radius(domain: tuple[float, float] | None) -> None:
+    """0.7 in float32 is less than 0.7, and x − 0.7 has digits enough to show it where they cancel."""
+    x = torch.tensor([[0.7]]).nextafter(torch.ones(()))
+    for eps in (0.7, torch.tensor([0.7], dtype=torch.float64)):
+        inside = torch.tensor(float(x) - 0.7, dtype=torch.float64).float()
+        inside = inside if float(inside) >= float(x) - 0.7 else inside.nextafter(torch.ones(()))
+        assert float(ball(x, eps, domain).lower) <= float(inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_labels_that_are_no_integers_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(GLSError, match="expected one integer label per sample"):
+        certify(small_net(), images(2), torch.tensor([0, 1]).to(dtype), eps=0.1, stages=CHEAP)
+
+
+def test_a_weight_that_is_not_finite_is_told_even_where_no_logit_shows_it() -> None:
+    model, x = small_net(), images(2)
+    model[1].weight[0] = -torch.inf
+    result = certify(model, x, model(x).argmax(1), eps=0.1, stages=CHEAP)
+    assert {(r.verdict, r.reason) for r in result} == {("unknown", "numerical")}
+    assert "not finite" in result[0].detail
+
+
+def test_networks_that_cannot_be_copied_or_run_in_float64_are_refused_in_one_line() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x.half().float())
+            return y
+
+    x, y = torch.rand(2, 4), torch.tensor([0, 1])
+    with pytest.raises(GLSError, match="cannot be computed in float64") as caught:
+        certify(Cast(), x, y, eps=0.1, stages=CHEAP)
+    assert "\n" not in str(caught.value)
+    derived = nn.Linear(4, 3)
+    derived.cached = derived.weight * 2  # type: ignore[assignment]
+    with pytest.raises(GLSError, match="cannot be copied"):
+        certify(derived, x, y, eps=0.1, stages=CHEAP)

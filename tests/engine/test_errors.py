@@ -162,3 +162,40 @@ def test_not_a_number_stays_so_and_does_not_spread(method: str) -> None:
     with torch.no_grad():
         model[2].bias[0] = torch.nan
     assert not engine.margins(box, y, relaxation(method)).isfinite().any()
+
+
+class Remembering(nn.Module):
+    """What it does with the number of its calls is said by ``how``."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.how, self.calls = nn.Linear(4, 3), how, 0
+        self.register_buffer("count", torch.zeros(()))
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "buffer":
+            self.count.add_(1)
+        elif self.how == "replaced":
+            self.count = self.count + 1
+        elif self.how == "number":
+            self.calls += 1
+        elif self.how == "random":
+            return self.layer(x) + torch.rand(3)
+        elif self.how == "kept":
+            self.kept = x * 2.0
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("buffer", "'count'"), ("replaced", "'count'"), ("number", "'calls'"), ("random", "another output")],
+)
+def test_networks_that_change_by_being_called_are_refused(how: str, message: str) -> None:
+    with pytest.raises(UnsupportedLayerError, match=message) as caught:
+        BoundEngine(Remembering(how).eval(), torch.rand(2, 4))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_may_keep_what_it_computed() -> None:
+    BoundEngine(Remembering("kept").eval(), torch.rand(2, 4))

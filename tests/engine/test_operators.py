@@ -9,13 +9,16 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.certification import certify
-from gls_lirpa.doctor.operator_cases import CASES, random_network
-from gls_lirpa.doctor.selftest import run_case
+from gls_lirpa.doctor.operator_cases import CASES, Function, random_network
+from gls_lirpa.doctor.selftest import check_network, run_case
+from gls_lirpa.engine import operators
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import perturbed_nodes
-from gls_lirpa.engine.operators import OPERATORS
+from gls_lirpa.engine.operators import OPERATORS, check_operations
+from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.errors import UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests.helpers.bounding import margins_at, relaxation
@@ -162,3 +165,43 @@ def test_tracing_warns_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", torch.jit.TracerWarning)
         BoundEngine(model, torch.rand(1, *shape))
+
+
+@pytest.mark.parametrize("change", ["sign", "mixed"])
+def test_a_normalisation_that_turns_boxes_around_is_a_layer_like_others(change: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Normalize((0.5, 0.4), (0.2, 0.3)), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    with torch.no_grad():
+        if change == "sign":
+            model[0].weight.neg_()
+        else:
+            model[0].weight[0, 1] = -3.0
+    x, y = torch.rand(2, 2, 2, 2), torch.tensor([0, 1])
+    box, engine = linf_box(x, 0.3), BoundEngine(model, x)
+    points = box.lower + (box.upper - box.lower) * torch.rand(500, *x.shape).round()
+    for method in METHODS:
+        lower = engine.margins(box, y, relaxation(method))
+        assert all(bool((lower <= margins_at(model, point, y) + 1e-4).all()) for point in points), method
+
+
+def test_the_table_alone_refuses_what_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only because other code does not know the operation either."""
+    model, shape = random_network(CASES["Linear"].layer, 0, image=False)
+    bounded = BoundEngine(model, torch.rand(1, *shape))._modules._table.bounded
+    check_operations(bounded)
+    monkeypatch.setattr(operators, "OPERATORS", {k: v for k, v in OPERATORS.items() if k != "BoundRelu"})
+    with pytest.raises(UnsupportedLayerError, match="operation onnx::Relu is not supported"):
+        check_operations(bounded)
+
+
+def test_one_tensor_as_both_ends_of_a_box_is_no_constant() -> None:
+    x = torch.rand(2, 4)
+    bounded = bounded_input(Box(x, x))
+    assert bounded.ptb.x_L is not bounded.ptb.x_U and torch.equal(bounded.ptb.x_L, bounded.ptb.x_U)
+
+
+@pytest.mark.parametrize("seed", [12, 13, 14])
+def test_strips_of_images_in_plain_crown(seed: int) -> None:
+    """auto_LiRPA 0.7 excluded points of these networks where it bounded by patches."""
+    layer = Function(lambda x: (x[:, :1] + torch.relu(x[:, :, :1] - 0.4)).flatten(1))
+    assert check_network(lambda r, s: layer, True, ["crown-plain"], seed)["crown-plain"].violations == 0
