@@ -35,6 +35,9 @@ FAILURES = (RuntimeError, AssertionError, ValueError, TypeError, AttributeError,
 
 _SCALES = (0.1, 1.0, 10.0, 100.0)
 
+_BATCHES = (2, 65)
+"""Batch sizes, besides one sample alone and all points together, at which a sample must have the same output."""
+
 
 class UnprovenError(EngineError):
     """A trace does not compute what the network computes."""
@@ -84,6 +87,10 @@ class Proof:
             with _Largest(self._core) as largest:
                 together = self._core(self._points)
             alone = torch.cat([self._core(point.unsqueeze(0)) for point in self._points])
+            for size in _BATCHES:
+                index = torch.arange(size, device=self._points.device) % len(self._points)
+                other = self._core(self._points[index])
+                _compare(other, together[index], largest.value, f"a batch of {size}")
         _compare(alone, together, largest.value, "one sample alone")
         _compare(anew, together, largest.value, "the rewritten network")
 

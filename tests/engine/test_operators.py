@@ -19,7 +19,7 @@ from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import perturbed_nodes
 from gls_lirpa.engine.operators import OPERATORS, check_operations
 from gls_lirpa.engine.wrap import bounded_input
-from gls_lirpa.errors import UnsupportedLayerError
+from gls_lirpa.errors import EngineError, UnsupportedLayerError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests.helpers.bounding import margins_at, relaxation
 
@@ -205,3 +205,12 @@ def test_strips_of_images_in_plain_crown(seed: int) -> None:
     """auto_LiRPA 0.7 excluded points of these networks where it bounded by patches."""
     layer = Function(lambda x: (x[:, :1] + torch.relu(x[:, :, :1] - 0.4)).flatten(1))
     assert check_network(lambda r, s: layer, True, ["crown-plain"], seed)["crown-plain"].violations == 0
+
+
+@pytest.mark.parametrize("size", [2, 30])
+def test_a_network_that_looks_at_the_size_of_its_batch_is_refused(size: int) -> None:
+    linear = nn.Linear(4, 3)
+    model = Function(lambda x: linear(x) if len(x) != size and len(x) < 30 else -linear(x))
+    x, y = torch.rand(1, 4), torch.tensor([0])
+    with pytest.raises(EngineError, match=f"batch of {2 if size == 2 else 65} differs"):
+        BoundEngine(model, x).margins(linf_box(x, 0.1), y, relaxation("ibp"))
