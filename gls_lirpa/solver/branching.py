@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.ascent import Bounds
+from gls_lirpa.solver.ascent import DomainBounds
 from gls_lirpa.solver.domains import Domains, Pass
 from gls_lirpa.solver.form import Problem
 
@@ -30,7 +30,7 @@ def _ranks(scores: Tensor) -> Tensor:
     return scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
 
 
-def by_children(bounds: Bounds, batch: Domains, tried: Tensor) -> Tensor:
+def by_children(bounds: DomainBounds, batch: Domains, tried: Tensor) -> Tensor:
     """Candidates reordered by a pass over both children of each: highest worse child first."""
     count = tried.shape[1]
     if count < 2:

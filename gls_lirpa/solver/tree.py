@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.ascent import Bounds, optimise
+from gls_lirpa.solver.ascent import DomainBounds, optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.branching import by_children, candidates
 from gls_lirpa.solver.descent import Descent
@@ -24,6 +24,7 @@ from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.facets import facets_of
 from gls_lirpa.solver.form import SplitForm
 from gls_lirpa.solver.operators import OperatorBounds, OperatorForm
+from gls_lirpa.solver.query import SearchOutcome
 from gls_lirpa.solver.queue import Queue
 from gls_lirpa.solver.settings import SolverSettings
 from gls_lirpa.solver.slope_store import SlopeStore
@@ -33,16 +34,6 @@ _ROOT_ATTACK_STEPS = 30
 
 _BATCH_WORK = 2.0e10
 """Multiplications per batch, about a second of one core, so that a time limit is noticed in time."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Lower bounds of the rows, a counterexample or None, whether a limit ended the search, nodes bounded."""
-
-    lower: Tensor
-    counterexample: Tensor | None
-    exhausted: bool
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -66,8 +57,8 @@ class Tree:
         self._descent = descent
         self._goal = goal
         self._settings = settings
-        self._fast: Bounds
-        self._exact: Bounds
+        self._fast: DomainBounds
+        self._exact: DomainBounds
         if isinstance(form, OperatorForm):
             self._fast = self._exact = OperatorBounds(form)
         else:
@@ -89,7 +80,7 @@ class Tree:
         work = max(1.0, 2.0 * settings.iterations * form.work)
         self._batch = max(2, min(settings.batch_size, int(_BATCH_WORK / work)))
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         """Search until every row is decided or a limit is met; lower bounds hold in either case."""
         rows = torch.arange(len(self._goal.known), device=self._goal.known.device)
         root = replace(Domains.roots(self._form, rows, self._fast.dtype), bound=self._goal.known.clone())
@@ -107,7 +98,7 @@ class Tree:
         ]
         left = len(self._queue) + len(self._waiting)
         exhausted = (left > 0 or self._unsolved) and self._counterexample is None
-        return Outcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
+        return SearchOutcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
 
     def _attack(self, root: Domains) -> None:
         """Descend towards every row: from the centre, random corners, and CROWN's minimising corner."""

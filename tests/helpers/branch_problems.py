@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Subject
-from gls_lirpa.solver import Outcome, Query, Solver, SolverSettings
+from gls_lirpa.solver import Query, SearchOutcome, Solver, SolverSettings
 from gls_lirpa.solver.ascent import optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.builder import FormBuilder
@@ -83,7 +83,7 @@ def oracle(*, decide: bool = True) -> CompleteStage:
     return CompleteStage("milp", search=partial(Solver.exact, decide=decide))
 
 
-def search_of(settings: SolverSettings, prop: Property, known: float = -torch.inf) -> Outcome:
+def search_of(settings: SolverSettings, prop: Property, known: float = -torch.inf) -> SearchOutcome:
     samples, subject = prop.samples, prop.subject
     solver = Solver(subject.model, subject.engine, settings)
     return solver.branch_and_bound(Query(samples.box, margin_spec(samples.labels, 3)[0], torch.full((2,), known)))

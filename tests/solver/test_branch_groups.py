@@ -17,7 +17,7 @@ from gls_lirpa.solver.builder import FormBuilder
 from gls_lirpa.solver.domains import Domains
 from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.facets import facets_of
-from gls_lirpa.solver.form import Layer, SplitForm
+from gls_lirpa.solver.form import SplitForm, UnstableLayer
 from gls_lirpa.solver.group_ascent import Ascended, ascend_groups
 from gls_lirpa.solver.groups import Groups
 from gls_lirpa.solver.slope_store import envelopes_of
@@ -263,7 +263,7 @@ def test_highest_goes_through_every_subset() -> None:
             weight[2 * place : 2 * place + 2, window] = torch.randn(2, width, generator=generator, dtype=torch.float64)
         offset = torch.randn(count, generator=generator, dtype=torch.float64)
         reach = weight.abs().sum(1) + offset.abs()
-        layer = Layer("z", torch.arange(count), weight, offset, -reach, reach)
+        layer = UnstableLayer("z", torch.arange(count), weight, offset, -reach, reach)
         groups = Groups.of(layer, torch.ones_like(offset))
         assert groups is not None and len(groups.members) == 1
         slopes = torch.randn(rows, count, groups.weight.shape[1], generator=generator, dtype=torch.float64)

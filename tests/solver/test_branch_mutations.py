@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.solver import facets, tree
-from gls_lirpa.solver.ascent import Bounds, optimise
+from gls_lirpa.solver.ascent import DomainBounds, optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.builder import FormBuilder
 from gls_lirpa.solver.domains import Domains, Pass
@@ -215,7 +215,7 @@ def _sound(references: list[tuple[Property, SplitForm, Domains, Tensor]]) -> boo
         builder = FormBuilder(prop.subject.model, prop.samples.x)
         free = OperatorBounds(builder.operators(builder.stability(prop.samples.box, _spec(prop))))
         root = Domains.roots(form, torch.arange(2), torch.float64)
-        tried: list[tuple[Bounds, Domains, Tensor]] = [
+        tried: list[tuple[DomainBounds, Domains, Tensor]] = [
             *((bounds, batch, exact) for bounds in (plain, faceted, grouped, free)),
             (grouped, root, prop.minima),
         ]
