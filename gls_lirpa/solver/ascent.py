@@ -126,16 +126,13 @@ def _keep(
 
 
 class DomainBounds(Protocol):
-    """A backward pass over one problem: ``evaluate`` proves, ``evaluator`` is the same for a series of passes over one
-    batch, ``estimate`` compares children and proves nothing."""
+    """A backward pass over one problem; ``evaluator`` is ``evaluate`` for a series of passes over one batch."""
 
     dtype: torch.dtype
 
     def evaluate(self, batch: Domains, *, primal: bool = True) -> Pass: ...
 
     def evaluator(self) -> Callable[[Domains], Pass]: ...
-
-    def estimate(self, batch: Domains, parents: Domains, which: Tensor) -> Tensor: ...
 
 
 def optimise(

@@ -104,17 +104,6 @@ class SplitBounds:
 
         return evaluate
 
-    def estimate(self, batch: Domains, parents: Domains, which: Tensor) -> Tensor:
-        """Values of children that serve to compare them, and are no bounds: ``which`` of ``parents`` each comes from.
-
-        Where a group's weights agree with the parent's up to rounding, the parent's term is taken over.
-        """
-        relaxation, (_, others) = self._relaxation, self.with_terms(parents, primal=False)
-        if relaxation is None or others is None:
-            return self.evaluate(batch, primal=False).value
-        done, _ = self._pass(batch, False, lambda omega, slopes: relaxation.like(omega, slopes, others, which))
-        return done.value
-
     def _pass(self, batch: Domains, primal: bool, terms_of: TermsOf | None) -> tuple[Pass, GroupTerms | None]:
         lines, inputs, spans = _Lines.of(batch, self.dtype), self.form.inputs, self.form.spans
         coefficients, value = self._weight[batch.rows], self._offset[batch.rows]

@@ -39,6 +39,6 @@ def by_children(bounds: DomainBounds, batch: Domains, tried: Tensor) -> Tensor:
     which = torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count)
     neurons = torch.where(usable, tried, tried[:, :1])
     trial = batch[which].children(neurons.reshape(-1, 1))
-    worse = bounds.estimate(trial, batch, which.repeat(2)).reshape(2, len(batch), count).amin(0)
+    worse = bounds.evaluate(trial, primal=False).value.reshape(2, len(batch), count).amin(0)
     order = torch.where(usable, worse, -torch.inf).argsort(dim=1, descending=True, stable=True)
     return tried.gather(1, order)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gls_lirpa.solver.ascent import Evaluated, Variable, ascend
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.domains import Domains
 from gls_lirpa.solver.envelopes import Envelopes, Slopes
 from gls_lirpa.solver.form import UnstableLayer
 from gls_lirpa.solver.groups import LARGEST, MOST_WORK, Groups
+from gls_lirpa.solver.settings import SolverSettings
 from gls_lirpa.solver.subsets import Bucket
 
 SLOPE_RATE = 0.8
@@ -114,6 +118,43 @@ def ascend_groups(
     for bucket, own, c in zip(buckets, weights, best.variables[1:], strict=True):
         slope[bucket.at], used[bucket.rows.unsqueeze(1), bucket.members] = c.double(), own
     return _exact(layer, groups, weight, offset, best.variables[0].double(), Slopes(used, slope))
+
+
+def slopes_for(
+    bounds: SplitBounds,
+    batch: Domains,
+    groups: Groups,
+    start: Sequence[Slopes | None] = (),
+    *,
+    settings: SolverSettings,
+    deadline: float = math.inf,
+) -> tuple[Envelopes, list[Slopes], Domains] | None:
+    """Slopes for every domain of a batch, numbered in its order, and the batch with these numbers and new α.
+
+    They are made for the linear function of [t; v₁] that the domain's bound rests on, and hold for every other.
+    ``start``: slopes of each domain's parent, to begin with; None: those of the triangles. None where groups are too
+    large for so many domains.
+    """
+    layer = bounds.form.layers[0]
+    weight, constant = bounds.over_first_layer(batch)
+    given = next((slopes for slopes in start if slopes is not None), None)
+    begin, iterations = None, settings.group_iterations
+    if given is not None:
+        # Of weight 0 they are the triangles'.
+        none = Slopes(torch.zeros_like(given.omega), torch.zeros_like(given.slope))
+        own = [none if slopes is None else slopes for slopes in start]
+        stacked = Slopes(torch.stack([s.omega for s in own]), torch.stack([s.slope for s in own]))
+        begin, iterations = (batch.alpha[:, : len(layer)], stacked), settings.renewal_iterations
+    found = ascend_groups(layer, groups, weight, constant, iterations=iterations, start=begin, deadline=deadline)
+    if found is None:
+        return None
+    alpha = batch.alpha.clone()
+    alpha[:, : len(layer)] = found.alpha.to(alpha)
+    numbered = replace(batch, slopes=torch.arange(len(batch), device=batch.rows.device), alpha=alpha)
+    # Copies: a view would keep the slopes of the whole batch in memory.
+    pairs = zip(found.slopes.omega.float(), found.slopes.slope.float(), strict=True)
+    kept = [Slopes(omega.clone(), slope.clone()) for omega, slope in pairs]
+    return Envelopes(groups, found.slopes.of_neurons(groups)), kept, numbered
 
 
 def _without_others(

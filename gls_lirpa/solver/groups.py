@@ -88,16 +88,9 @@ class Groups:
         weight, offset, triangle = (part.to(dtype) for part in (self.weight, self.offset, self.triangle))
         return replace(self, weight=weight, offset=offset, triangle=triangle)
 
-    def any_of(self, chosen: Tensor) -> Tensor:
-        """Groups (b, groups) of which a neuron is ``chosen`` (b, neurons)."""
-        return self._picked(chosen).any(2)
-
-    def _picked(self, chosen: Tensor) -> Tensor:
-        return chosen[:, self.members] & (self.members >= 0)
-
     def buckets(self, chosen: Tensor, slopes: Tensor, number: Tensor) -> list[Bucket]:
         """The ``chosen`` (b, neurons) of every group, similar groups together; slopes by ``number`` (b,)."""
-        picked = self._picked(chosen)
+        picked = chosen[:, self.members] & (self.members >= 0)
         count = picked.sum(2)
         found = []
         for k in range(1, int(count.max()) + 1 if count.numel() else 1):

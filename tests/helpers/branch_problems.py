@@ -20,8 +20,8 @@ from gls_lirpa.solver.envelopes import Envelopes
 from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.facets import Facets
 from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.group_ascent import slopes_for
 from gls_lirpa.solver.groups import Groups
-from gls_lirpa.solver.slope_store import envelopes_of
 from tests.helpers.exact_nets import problem, random_input, random_net
 
 PLAIN = SolverSettings(
@@ -110,7 +110,8 @@ def root_envelopes(form: SplitForm, facets: Facets | None, *, iterations: int) -
     root, _ = optimise(bounds, start, iterations=50, target=torch.inf)
     weight, _ = bounds.over_first_layer(root)
     groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
-    found = None if groups is None else envelopes_of(bounds, root, groups, iterations=iterations)
+    settings = SolverSettings(group_iterations=iterations)
+    found = None if groups is None else slopes_for(bounds, root, groups, settings=settings)
     return None if found is None else found[0]
 
 
