@@ -14,7 +14,7 @@ from gls_lirpa.engine.graph import relu_inputs
 from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.solver.domains import Domains
-from gls_lirpa.solver.form import UnstableLayer, SplitForm
+from gls_lirpa.solver.form import SplitForm, UnstableLayer
 
 
 def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Tensor, batch: Domains) -> Tensor:
