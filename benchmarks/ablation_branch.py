@@ -25,12 +25,14 @@ from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.solver import SolverSettings
 from gls_lirpa.training.runs import Run, load_run
 
+# Without groups there is no second tree, and no exchange attack before it.
 VARIANTS: dict[str, dict[str, int]] = {
     "all": {},
     "no-facets-in-trees": {"facet_iterations": 0},
     "no-tightening": {"tightening_iterations": 0},
     "no-groups": {"group_iterations": 0},
     "no-exchange": {"exchange_rounds": 0},
+    "small-first-tree": {"first_nodes": 32},
     "no-descent": {"attack_starts": 0},
     "no-lookahead": {"candidates": 1},
     "one-level": {"max_levels": 1},

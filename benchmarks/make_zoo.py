@@ -14,7 +14,7 @@ from pathlib import Path
 from gls_lirpa import load_run
 from gls_lirpa.models import count_parameters
 from gls_lirpa.zoo.add import add_network
-from gls_lirpa.zoo.catalogue import Entry
+from gls_lirpa.zoo.catalogue import ZooEntry
 
 SHORT = "--epochs 15 --milestones 10,13 --eps-anneal-epochs 5"
 RECIPES = {
@@ -30,7 +30,7 @@ TIMEOUT = 60.0
 SEED = 0
 
 
-def make(name: str, folder: Path, data_root: str) -> Entry:
+def make(name: str, folder: Path, data_root: str) -> ZooEntry:
     """Train a recipe if its run is not there, certify the whole test set and add the network."""
     options = f"{RECIPES[name]} --seed {SEED}"
     if not (folder / "weights.pt").exists():
@@ -39,7 +39,7 @@ def make(name: str, folder: Path, data_root: str) -> Entry:
     run = load_run(folder, data_root=data_root)
     result = run.certify(stages=STAGES, timeout=TIMEOUT, progress=True)
     assert run.dataset is not None
-    entry = Entry(
+    entry = ZooEntry(
         name=name,
         sha256="",
         net=run.config.net,

@@ -17,7 +17,7 @@ FURTHER = {
     "gls_lirpa.training.own_data": ("own_dataset", "own_split"),
     "gls_lirpa.data": ("Dataset", "Split", "batches", "load_dataset"),
     "gls_lirpa.certification": ("Cascade", "Settings", "StageOptions", "pgd"),
-    "gls_lirpa.zoo": ("Entry", "info", "load", "names", "state"),
+    "gls_lirpa.zoo": ("ZooEntry", "info", "load", "names", "state"),
     "gls_lirpa.errors": ("ConfigError", "DataError", "CheckpointError", "EngineError", "NumericalError"),
 }
 """Names below the top that people use too."""

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, StageOptions, Subject
-from gls_lirpa.solver import Outcome, Query, Solver, SolverSettings
+from gls_lirpa.solver import Query, SearchOutcome, Solver, SolverSettings
 
-Search = Callable[[Solver, Query], Outcome]
+Search = Callable[[Solver, Query], SearchOutcome]
 
 SEARCHES: dict[str, Search] = {
     "bab": Solver.branch_and_bound,

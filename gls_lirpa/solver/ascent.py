@@ -35,7 +35,7 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluated:
     """Values of the rows, the gradient in every variable, and what else to keep of the best evaluation of each row.
 
     ``bound`` False: the values only give a direction, and none is kept.
@@ -56,7 +56,7 @@ class Best:
     kept: tuple[Tensor, ...]
 
 
-Evaluate = Callable[[list[Tensor], bool], Evaluation]
+Evaluate = Callable[[list[Tensor], bool], Evaluated]
 """At these variables; True: this is the last evaluation, which must give bounds."""
 
 
@@ -76,7 +76,7 @@ def ascend(
     only the others go on. The first evaluation must give bounds. After ``deadline`` (of ``time.monotonic``) the best
     so far is returned.
 
-    >>> parabola = lambda x, last: Evaluation(-(x[0] - 0.3).square(), [0.6 - 2 * x[0]])
+    >>> parabola = lambda x, last: Evaluated(-(x[0] - 0.3).square(), [0.6 - 2 * x[0]])
     >>> start = Variable(torch.tensor([0.0, 1.0]), 0.1, 0.0, 1.0)
     >>> best = ascend(parabola, [start], iterations=60, rate=lambda step: 0.95**step)
     >>> [round(value, 2) for value in best.variables[0].tolist()]
@@ -110,7 +110,7 @@ def ascend(
 
 
 def _keep(
-    best: Best, found: Evaluation, values: list[Tensor], live: Tensor | None, variables: Sequence[Variable]
+    best: Best, found: Evaluated, values: list[Tensor], live: Tensor | None, variables: Sequence[Variable]
 ) -> None:
     better = found.value > best.value[live]
     at = better.nonzero().flatten() if live is None else live[better]
@@ -125,9 +125,8 @@ def _keep(
             kept[chosen] = new[chosen]
 
 
-class Bounds(Protocol):
-    """A backward pass over one problem: ``evaluate`` proves, ``evaluator`` is the same for a series of passes over one
-    batch, ``estimate`` compares children and proves nothing."""
+class DomainBounds(Protocol):
+    """A backward pass over one problem; ``evaluator`` is ``evaluate`` for a series of passes over one batch."""
 
     dtype: torch.dtype
 
@@ -135,11 +134,9 @@ class Bounds(Protocol):
 
     def evaluator(self) -> Callable[[Domains], Pass]: ...
 
-    def estimate(self, batch: Domains, parents: Domains, which: Tensor) -> Tensor: ...
-
 
 def optimise(
-    bounds: Bounds, batch: Domains, *, iterations: int, target: float, deadline: float = math.inf
+    bounds: DomainBounds, batch: Domains, *, iterations: int, target: float, deadline: float = math.inf
 ) -> tuple[Domains, Pass]:
     """The batch with the best α, β, γ found and the pass at those; its ``bound`` is left to the caller.
 
@@ -152,12 +149,12 @@ def optimise(
         part, evaluate = batch[live], bounds.evaluator()
         unsplit, signs = part.unsplit, part.signs.to(bounds.dtype)
 
-        def at(values: list[Tensor], last: bool) -> Evaluation:
+        def at(values: list[Tensor], last: bool) -> Evaluated:
             done = evaluate(replace(part, alpha=values[0], beta=values[1], gamma=values[2]))
             alpha = torch.where(unsplit, done.coefficient.clamp(min=0) * done.z, 0.0)
             gamma = torch.where(unsplit, -done.coefficient.clamp(max=0) * done.saving, 0.0)
             kept = (done.t, done.z, done.v, done.coefficient, done.saving)
-            return Evaluation(done.value, (alpha, -signs * done.z, gamma), kept)
+            return Evaluated(done.value, (alpha, -signs * done.z, gamma), kept)
 
         return at
 

@@ -28,9 +28,6 @@ from gls_lirpa.solver.facets import Facets
 from gls_lirpa.solver.form import SplitForm
 from gls_lirpa.solver.subsets import Bucket
 
-TermsOf = Callable[[Tensor, Tensor], GroupTerms]
-"""From weights ω (b, first layer) and the numbers of slopes (b,)."""
-
 
 @dataclass(frozen=True)
 class _Lines:
@@ -83,15 +80,6 @@ class SplitBounds:
         """Proven bounds for the batch's α, β, γ; ``primal`` False leaves z and v empty, at half the cost."""
         return self.with_terms(batch, primal=primal)[0]
 
-    def with_terms(
-        self, batch: Domains, *, primal: bool = True, buckets: list[Bucket] | None = None
-    ) -> tuple[Pass, GroupTerms | None]:
-        """The same, and what the groups add; ``buckets`` of another pass over the batch save making them."""
-        relaxation = self._relaxation
-        if relaxation is None:
-            return self._pass(batch, primal, None)
-        return self._pass(batch, primal, lambda omega, slopes: relaxation.terms(omega, slopes, buckets=buckets))
-
     def evaluator(self) -> Callable[[Domains], Pass]:
         """``evaluate`` for a series of passes over one batch, which share their buckets."""
         buckets: list[Bucket] | None = None
@@ -104,26 +92,18 @@ class SplitBounds:
 
         return evaluate
 
-    def estimate(self, batch: Domains, parents: Domains, which: Tensor) -> Tensor:
-        """Values of children that serve to compare them, and are no bounds: ``which`` of ``parents`` each comes from.
-
-        Where a group's weights agree with the parent's up to rounding, the parent's term is taken over.
-        """
-        relaxation, (_, others) = self._relaxation, self.with_terms(parents, primal=False)
-        if relaxation is None or others is None:
-            return self.evaluate(batch, primal=False).value
-        done, _ = self._pass(batch, False, lambda omega, slopes: relaxation.like(omega, slopes, others, which))
-        return done.value
-
-    def _pass(self, batch: Domains, primal: bool, terms_of: TermsOf | None) -> tuple[Pass, GroupTerms | None]:
+    def with_terms(
+        self, batch: Domains, *, primal: bool = True, buckets: list[Bucket] | None = None
+    ) -> tuple[Pass, GroupTerms | None]:
+        """The same, and what the groups add; ``buckets`` of another pass over the batch save making them."""
         lines, inputs, spans = _Lines.of(batch, self.dtype), self.form.inputs, self.form.spans
         coefficients, value = self._weight[batch.rows], self._offset[batch.rows]
         terms = None
         for number in reversed(range(len(spans))):
-            if number == 0 and terms_of is not None:
+            if number == 0 and self._relaxation is not None:
                 lam = coefficients[:, inputs : inputs + spans[0].stop]
                 omega = torch.where(lines.unsplit[:, spans[0]], -lam, 0.0).clamp(min=0)
-                terms = terms_of(omega, batch.slopes)
+                terms = self._relaxation.terms(omega, batch.slopes, buckets=buckets)
             value = self._fold(number, lines, coefficients, value, terms)
         head, lam = coefficients[:, :inputs], coefficients[:, inputs:]
         value, t = value - head.abs().sum(1), -head.sign()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.ascent import Bounds
+from gls_lirpa.solver.ascent import DomainBounds
 from gls_lirpa.solver.domains import Domains, Pass
 from gls_lirpa.solver.form import Problem
 
@@ -30,7 +30,7 @@ def _ranks(scores: Tensor) -> Tensor:
     return scores.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
 
 
-def by_children(bounds: Bounds, batch: Domains, tried: Tensor) -> Tensor:
+def by_children(bounds: DomainBounds, batch: Domains, tried: Tensor) -> Tensor:
     """Candidates reordered by a pass over both children of each: highest worse child first."""
     count = tried.shape[1]
     if count < 2:
@@ -39,6 +39,6 @@ def by_children(bounds: Bounds, batch: Domains, tried: Tensor) -> Tensor:
     which = torch.arange(len(batch), device=batch.rows.device).repeat_interleave(count)
     neurons = torch.where(usable, tried, tried[:, :1])
     trial = batch[which].children(neurons.reshape(-1, 1))
-    worse = bounds.estimate(trial, batch, which.repeat(2)).reshape(2, len(batch), count).amin(0)
+    worse = bounds.evaluate(trial, primal=False).value.reshape(2, len(batch), count).amin(0)
     order = torch.where(usable, worse, -torch.inf).argsort(dim=1, descending=True, stable=True)
     return tried.gather(1, order)

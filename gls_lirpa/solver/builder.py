@@ -14,7 +14,7 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError, EngineError
 from gls_lirpa.relaxations import RELAXATIONS
-from gls_lirpa.solver.form import Layer, SplitForm
+from gls_lirpa.solver.form import SplitForm, UnstableLayer
 from gls_lirpa.solver.operators import OperatorForm, Relu
 
 WIDENING = 1e-7
@@ -101,7 +101,7 @@ class FormBuilder:
             raise FormTooLargeError(
                 f"{neurons} unstable neurons over {len(movable)} inputs exceed the memory set for branch and bound"
             )
-        walk = _Walk(self._nodes, relus)
+        walk = _Columns(self._nodes, relus)
         base, base_out = walk.run(self._nodes[0].name, self._input(center.unsqueeze(0), offset=True), offset=True)
         columns: dict[str, list[Tensor]] = {name: [] for name in relus}
         outputs: list[Tensor] = []
@@ -121,13 +121,13 @@ class FormBuilder:
 
         with torch.no_grad():
             collect(self._nodes[0].name, movable, center.shape, radius.flatten())
-            layers: list[Layer] = []
+            layers: list[UnstableLayer] = []
             for node in self._nodes:
                 if node.kind == "relu":
                     relu = relus[node.name]
                     weight = torch.cat(columns[node.name]).t().contiguous()
                     offset = base[node.name][0]
-                    layers.append(Layer(node.inputs[0], relu.index, weight, offset, relu.lower, relu.upper))
+                    layers.append(UnstableLayer(node.inputs[0], relu.index, weight, offset, relu.lower, relu.upper))
                     collect(node.name, relu.index, node.shape, None)
         return SplitForm(
             center, radius, movable, tuple(layers), spec @ torch.cat(outputs).t(), (spec @ base_out.t()).flatten()
@@ -140,7 +140,7 @@ class FormBuilder:
         return nn.functional.conv2d(x, normalize.weight, normalize.bias if offset else None)
 
 
-class _Walk:
+class _Columns:
     """Forward passes in which every unstable ReLU outputs 0, since its output is a variable of its own."""
 
     def __init__(self, nodes: Sequence[Node], relus: dict[str, Relu]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.attacks import input_gradient, project
+from gls_lirpa.attacks import ascend, project
 from gls_lirpa.base.boxes import Box
 from gls_lirpa.solver.exchange import exchange_attack
 
@@ -17,7 +17,6 @@ class Descent:
         self._model = model
         self._box = box
         self._spec = spec
-        self._radius = (box.upper - box.lower) / 2
 
     def of_rows(self, rows: Tensor) -> Descent:
         """The same for some of the margins."""
@@ -32,24 +31,35 @@ class Descent:
         return values
 
     def search(self, x: Tensor, rows: Tensor, *, starts: int, steps: int) -> Tensor | None:
-        """An input with a negative margin, from the ``starts`` lowest of the candidates ``x``, or None."""
+        """An input with a negative margin, from the ``starts`` lowest of the candidates ``x``, or None.
+
+        ``rows`` (n,): the margin that each of ``x`` is to lower; a negative one of any row counts.
+        """
         x = self.inside(x)
         with torch.no_grad():
             margins = self.margins(x)
         found = _violation(x, margins)
-        if found is not None:
-            return found
         chosen = _of_rows(margins, rows).argsort(stable=True)[:starts]
-        x, rows = x[chosen], rows[chosen]
-        for step in range(steps):
-            _, gradient = input_gradient(self.margins, x, rows, _of_rows)
-            rate = 0.5 * (1 - step / steps)
-            x = self.inside(x - rate * self._radius * gradient.sign())
+        if found is not None or not steps or not len(chosen):
+            return found
+
+        def watched(points: Tensor) -> Tensor:
+            nonlocal margins
+            margins = self.margins(points)
+            return margins
+
+        def watch(points: Tensor, _: Tensor) -> Tensor:
+            nonlocal found
+            found = _violation(points, margins.detach())
+            return torch.full((len(points),), found is None, device=points.device)
+
+        sizes = [0.5 * (1 - step / steps) for step in range(steps)]
+        box = self._box[torch.zeros(len(chosen), dtype=torch.long)]
+        last = ascend(watched, x[chosen], rows[chosen], box, sizes=sizes, objective=_lowering, watch=watch)
+        if found is None:
             with torch.no_grad():
-                found = _violation(x, self.margins(x))
-            if found is not None:
-                return found
-        return None
+                found = _violation(last, self.margins(last))
+        return found
 
     def exchange(self, *, population: int, rounds: int, seed: int, deadline: float) -> Tensor | None:
         """An input with a negative margin from many points that exchange windows (``exchange``), or None."""
@@ -57,6 +67,10 @@ class Descent:
         return exchange_attack(
             self.margins, self._box, population=population, rounds=rounds, generator=generator, deadline=deadline
         )
+
+
+def _lowering(margins: Tensor, rows: Tensor) -> Tensor:
+    return -_of_rows(margins, rows)
 
 
 def _of_rows(margins: Tensor, rows: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from gls_lirpa.solver.form import Problem
 class Domains:
     """A batch of b domains.
 
-    ``rows`` (b,): the specification row that is bounded; ``slopes`` (b,): the number of the multi-neuron slopes that
-    belong to it (``slope_store``); ``signs`` (b, neurons) in {−1, 0: not split, +1}; ``alpha``, ``beta``, ``gamma``
-    (b, neurons): what its bound begins with (``bounds``); ``bound``: the best lower bound proven.
+    ``rows`` (b,): the specification row that is bounded; ``slopes`` (b,): the number of its multi-neuron slopes among
+    those it is bounded with (``envelopes``); ``signs`` (b, neurons) in {−1, 0: not split, +1}; ``alpha``, ``beta``,
+    ``gamma`` (b, neurons): what its bound begins with (``bounds``); ``bound``: the best lower bound proven.
     """
 
     rows: Tensor
@@ -40,10 +40,7 @@ class Domains:
 
     @classmethod
     def roots(cls, problem: Problem, rows: Tensor, dtype: torch.dtype = torch.float32) -> Domains:
-        """The whole box, once per entry of ``rows``, with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1.
-
-        Multi-neuron slopes number i are those of row i.
-        """
+        """The whole box, once per entry of ``rows``, with CROWN's slopes: α = 1 where u > −l, else 0; γ = 1."""
         alpha = (problem.upper > -problem.lower).to(dtype).expand(len(rows), -1).clone()
         bound = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device=rows.device)
         signs, beta, gamma = torch.zeros_like(alpha, dtype=torch.int8), torch.zeros_like(alpha), torch.ones_like(alpha)

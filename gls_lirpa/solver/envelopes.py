@@ -10,9 +10,6 @@ from torch import Tensor
 from gls_lirpa.solver.groups import Groups
 from gls_lirpa.solver.subsets import Bucket
 
-_SAME = 1e-6
-"""Weights that differ by less than this share of the largest are taken for equal in an estimate: float32 rounding."""
-
 
 @dataclass(frozen=True)
 class GroupTerms:
@@ -45,14 +42,13 @@ class Slopes:
 @dataclass(frozen=True)
 class Envelopes:
     """Groups of the first layer and ``slopes`` (n, neurons, width) of their neurons; domains say by number which of
-    these are theirs, and ``first`` is the number of the first."""
+    these are theirs."""
 
     groups: Groups
     slopes: Tensor
-    first: int = 0
 
     def to(self, dtype: torch.dtype) -> Envelopes:
-        return Envelopes(self.groups.to(dtype), self.slopes.to(dtype), self.first)
+        return Envelopes(self.groups.to(dtype), self.slopes.to(dtype))
 
     def terms(self, omega: Tensor, number: Tensor, *, buckets: list[Bucket] | None = None) -> GroupTerms:
         """The terms for weights ω (b, neurons) with the slopes of these numbers (b,).
@@ -60,22 +56,19 @@ class Envelopes:
         Given ``buckets`` were made for other weights: neurons outside them are left to the caller.
         """
         if buckets is None:
-            buckets = self.groups.buckets(omega > 0, self.slopes, number - self.first)
+            buckets = self.groups.buckets(omega > 0, self.slopes, number)
+        inside = torch.zeros_like(omega, dtype=torch.bool)
+        for bucket in buckets:
+            inside[bucket.rows.unsqueeze(1), bucket.members] = True
+        omega = torch.where(inside, omega, 0.0)
         level = omega.new_zeros(len(omega), len(self.groups.index))
         slope = omega.new_zeros(len(omega), *self.groups.index.shape)
-        return _filled(buckets, omega, torch.zeros_like(omega, dtype=torch.bool), level, slope)
-
-    def like(self, omega: Tensor, number: Tensor, others: GroupTerms, which: Tensor) -> GroupTerms:
-        """Estimates of the terms: those of ``others`` for the groups whose weights are nearly the same there.
-
-        ``which`` (b,): of the others each resembles.
-        """
-        moved = self.groups.any_of((omega - others.omega[which]).abs() > _SAME * others.omega.amax())
-        chosen = (omega > 0) & moved[:, self.groups.group]
-        buckets = self.groups.buckets(chosen, self.slopes, number - self.first)
-        level = others.level[which].masked_fill_(moved, 0.0)
-        slope = others.slope[which].masked_fill_(moved.unsqueeze(2), 0.0)
-        return _filled(buckets, omega, (omega > 0) & ~chosen, level, slope)
+        local = []
+        for bucket in buckets:
+            weights = omega[bucket.rows.unsqueeze(1), bucket.members]
+            level[bucket.rows, bucket.groups], slope[bucket.at], v = bucket.level(weights)
+            local.append(v)
+        return GroupTerms(buckets, omega, level, slope, local)
 
     def subtract_slopes(self, head: Tensor, terms: GroupTerms) -> None:
         """Take every group's c from the coefficients of t."""
@@ -89,16 +82,3 @@ class Envelopes:
             at = bucket.rows.unsqueeze(1), bucket.members
             own = (bucket.slopes @ local_inputs[bucket.at].unsqueeze(2)).squeeze(2) + local
             v[at] = torch.where(terms.omega[at] > 0, own, v[at])
-
-
-def _filled(buckets: list[Bucket], omega: Tensor, inside: Tensor, level: Tensor, slope: Tensor) -> GroupTerms:
-    """The terms of buckets, written into ``level`` and ``slope``; ``inside``: neurons accounted for already."""
-    for bucket in buckets:
-        inside[bucket.rows.unsqueeze(1), bucket.members] = True
-    omega = torch.where(inside, omega, 0.0)
-    local = []
-    for bucket in buckets:
-        weights = omega[bucket.rows.unsqueeze(1), bucket.members]
-        level[bucket.rows, bucket.groups], slope[bucket.at], v = bucket.level(weights)
-        local.append(v)
-    return GroupTerms(buckets, omega, level, slope, local)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gls_lirpa.attacks import Forward, input_gradient, project, random_points, uniform
+from gls_lirpa.attacks import Forward, ascend, random_points, uniform
 from gls_lirpa.base.boxes import Box
 
 FIRST_STEPS = tuple(2.0 * (1 - step / 40) for step in range(40))
@@ -57,7 +57,7 @@ def exchange_attack(
     16.0
     """
     shape, every = box.lower.shape[1:], box[torch.zeros(population, dtype=torch.long)]
-    points, values = _lowered(margins, random_points(every, generator=generator), box, FIRST_STEPS, deadline)
+    points, values = _lowered(margins, random_points(every, generator=generator), every, FIRST_STEPS, deadline)
     reached = [float(values.min())]
     while len(reached) <= rounds and reached[-1] >= 0 and time.monotonic() <= deadline and _hopeful(reached, rounds):
         others = points[_lowest_of_some(values, generator)]
@@ -65,7 +65,7 @@ def exchange_attack(
         random = uniform((population, *[1] * len(shape)), points, generator) < _RANDOM
         inside = _windows(population, shape, points, generator)
         given = torch.where(inside, torch.where(random, corners, others), points)
-        tried, lowered = _lowered(margins, given, box, STEPS, deadline)
+        tried, lowered = _lowered(margins, given, every, STEPS, deadline)
         better = lowered < values
         points[better], values[better] = tried[better], lowered[better]
         reached.append(float(values.min()))
@@ -85,22 +85,17 @@ def _lowered(
     margins: Forward, points: Tensor, box: Box, steps: Sequence[float], deadline: float
 ) -> tuple[Tensor, Tensor]:
     """The lowest of the points on the way down from each of ``points``, and their lowest margins."""
-
-    radius = (box.upper - box.lower) / 2
     best, worst = points.clone(), points.new_full((len(points),), torch.inf)
 
-    def keep(values: Tensor) -> None:
-        better = values < worst
-        best[better], worst[better] = points[better], values[better]
+    def keep(at: Tensor, values: Tensor) -> Tensor:
+        better = -values < worst
+        best[better], worst[better] = at[better], -values[better]
+        return torch.full_like(better, time.monotonic() <= deadline)
 
-    for step in steps:
-        values, gradient = input_gradient(margins, points, points, lambda values, _: values.amin(1))
-        keep(values)
-        if time.monotonic() > deadline:
-            return best, worst
-        points = project(points - step * radius * gradient.sign(), box)
-    with torch.no_grad():
-        keep(margins(points).amin(1))
+    last = ascend(margins, points, points, box, sizes=steps, objective=lambda values, _: -values.amin(1), watch=keep)
+    if len(last):
+        with torch.no_grad():
+            keep(last, -margins(last).amin(1))
     return best, worst
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.form import Layer, SplitForm
+from gls_lirpa.solver.form import SplitForm, UnstableLayer
 
 _SLOPE_RATE, _SLOPE_DECAY = 0.1, 0.98
 """Sign steps of the lower slopes between the steps of the facets, and their factor per step."""
@@ -40,7 +40,7 @@ class Facets:
 class _Neurons:
     """One layer's weights on the inputs they use, as padded lists: neuron i reads ``index[i]``."""
 
-    def __init__(self, layer: Layer, low: Tensor, width: Tensor) -> None:
+    def __init__(self, layer: UnstableLayer, low: Tensor, width: Tensor) -> None:
         used = layer.weight != 0
         most = max(1, int(used.sum(1).max())) if len(layer) else 1
         # The padding points at inputs of weight zero, which change nothing.

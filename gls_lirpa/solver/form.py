@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Layer:
+class UnstableLayer:
     """Unstable neurons of one ReLU: z = ``weight`` · [t; earlier v] + ``offset`` ∈ [``lower``, ``upper``].
 
     ``name`` and ``index``: the node that feeds the ReLU and the flat positions of the neurons in it.
@@ -87,7 +87,7 @@ class Problem:
 class SplitForm(Problem):
     """See the module. ``weight`` (rows, inputs + neurons) and ``offset`` (rows,) are the specification rows."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[UnstableLayer, ...]
     weight: Tensor
     offset: Tensor
 
@@ -158,7 +158,7 @@ class SplitForm(Problem):
             return torch.cat([head, weight[:, columns][:, kept], rest], 1), offset + used @ layer.offset[active]
 
         layers = list(self.layers)
-        layers[number] = Layer(
+        layers[number] = UnstableLayer(
             layer.name, layer.index[kept], layer.weight[kept], layer.offset[kept], lower[kept], upper[kept]
         )
         for later in range(number + 1, len(layers)):

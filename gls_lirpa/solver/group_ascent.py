@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.ascent import Evaluation, Variable, ascend
+from gls_lirpa.solver.ascent import Evaluated, Variable, ascend
+from gls_lirpa.solver.bounds import SplitBounds
+from gls_lirpa.solver.domains import Domains
 from gls_lirpa.solver.envelopes import Envelopes, Slopes
-from gls_lirpa.solver.form import Layer
+from gls_lirpa.solver.form import UnstableLayer
 from gls_lirpa.solver.groups import LARGEST, MOST_WORK, Groups
+from gls_lirpa.solver.settings import SolverSettings
 from gls_lirpa.solver.subsets import Bucket
 
 SLOPE_RATE = 0.8
@@ -36,7 +40,7 @@ class Ascended:
 
 
 def ascend_groups(
-    layer: Layer,
+    layer: UnstableLayer,
     groups: Groups,
     weight: Tensor,
     offset: Tensor,
@@ -51,7 +55,7 @@ def ascend_groups(
     None where the groups are too large to go through their subsets.
 
     >>> a, one = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), torch.ones(2).double()
-    >>> layer = Layer("z", torch.arange(2), a, 0 * one, -2 * one, 2 * one)
+    >>> layer = UnstableLayer("z", torch.arange(2), a, 0 * one, -2 * one, 2 * one)
     >>> row = torch.tensor([[0.0, 0.0, -1.0, -1.0]]).double()  # −max(s + t, 0) − max(s − t, 0), at least −2
     >>> round(ascend_groups(layer, Groups.of(layer), row, 0 * one[:1], iterations=100).value.item(), 2)
     -2.0
@@ -75,7 +79,7 @@ def ascend_groups(
     highest: list[tuple[Tensor, Tensor]] = [(head, head)] * len(buckets)
     step = -1
 
-    def evaluate(values: list[Tensor], last: bool) -> Evaluation:
+    def evaluate(values: list[Tensor], last: bool) -> Evaluated:
         nonlocal step
         step += 1
         alpha, slopes = values[0], values[1:]
@@ -94,7 +98,7 @@ def ascend_groups(
         t = -linear.sign()
         moves = [face - t.view(-1)[place] for place, face in zip(places, faces, strict=True)]
         gradient = lam * torch.addmm(fast_offset, t, fast.t())
-        return Evaluation(value - linear.abs().sum(1), [gradient, *moves], bound=whole)
+        return Evaluated(value - linear.abs().sum(1), [gradient, *moves], bound=whole)
 
     crown = (layer.upper > -layer.lower).float().expand(rows, -1).clone()
     variables = [Variable(crown if start is None else start[0].float(), ALPHA_RATE, 0.0, 1.0)]
@@ -116,7 +120,46 @@ def ascend_groups(
     return _exact(layer, groups, weight, offset, best.variables[0].double(), Slopes(used, slope))
 
 
-def _without_others(layer: Layer, buckets: list[Bucket], weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+def slopes_for(
+    bounds: SplitBounds,
+    batch: Domains,
+    groups: Groups,
+    start: Sequence[Slopes | None] = (),
+    *,
+    settings: SolverSettings,
+    deadline: float = math.inf,
+) -> tuple[Envelopes, list[Slopes], Domains] | None:
+    """Slopes for every domain of a batch, numbered in its order, and the batch with these numbers and new α.
+
+    They are made for the linear function of [t; v₁] that the domain's bound rests on, and hold for every other.
+    ``start``: slopes of each domain's parent, to begin with; None: those of the triangles. None where groups are too
+    large for so many domains.
+    """
+    layer = bounds.form.layers[0]
+    weight, constant = bounds.over_first_layer(batch)
+    given = next((slopes for slopes in start if slopes is not None), None)
+    begin, iterations = None, settings.group_iterations
+    if given is not None:
+        # Of weight 0 they are the triangles'.
+        none = Slopes(torch.zeros_like(given.omega), torch.zeros_like(given.slope))
+        own = [none if slopes is None else slopes for slopes in start]
+        stacked = Slopes(torch.stack([s.omega for s in own]), torch.stack([s.slope for s in own]))
+        begin, iterations = (batch.alpha[:, : len(layer)], stacked), settings.renewal_iterations
+    found = ascend_groups(layer, groups, weight, constant, iterations=iterations, start=begin, deadline=deadline)
+    if found is None:
+        return None
+    alpha = batch.alpha.clone()
+    alpha[:, : len(layer)] = found.alpha.to(alpha)
+    numbered = replace(batch, slopes=torch.arange(len(batch), device=batch.rows.device), alpha=alpha)
+    # Copies: a view would keep the slopes of the whole batch in memory.
+    pairs = zip(found.slopes.omega.float(), found.slopes.slope.float(), strict=True)
+    kept = [Slopes(omega.clone(), slope.clone()) for omega, slope in pairs]
+    return Envelopes(groups, found.slopes.of_neurons(groups)), kept, numbered
+
+
+def _without_others(
+    layer: UnstableLayer, buckets: list[Bucket], weight: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
     """The rows with neurons of λ < 0 that are in no bucket replaced by their triangles, v ≤ u (z − l) / (u − l)."""
     inputs = layer.weight.shape[1]
     other = weight[:, inputs:] < 0
@@ -127,7 +170,9 @@ def _without_others(layer: Layer, buckets: list[Bucket], weight: Tensor, offset:
     return torch.cat([head, weight[:, inputs:] * ~other], 1), offset + through @ (layer.offset - layer.lower)
 
 
-def _exact(layer: Layer, groups: Groups, weight: Tensor, offset: Tensor, alpha: Tensor, slopes: Slopes) -> Ascended:
+def _exact(
+    layer: UnstableLayer, groups: Groups, weight: Tensor, offset: Tensor, alpha: Tensor, slopes: Slopes
+) -> Ascended:
     """The bounds of these α and slopes in float64."""
     inputs = layer.weight.shape[1]
     bounded = weight[:, inputs:].clamp(min=0) * alpha

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.form import Layer
+from gls_lirpa.solver.form import UnstableLayer
 from gls_lirpa.solver.subsets import Bucket
 
 MOST = 12
@@ -58,7 +58,7 @@ class Groups:
     triangle: Tensor
 
     @classmethod
-    def of(cls, layer: Layer, omega: Tensor | None = None) -> Groups | None:
+    def of(cls, layer: UnstableLayer, omega: Tensor | None = None) -> Groups | None:
         """Neurons with the same receptive field; where weights ω (neurons,) are given, overlapping groups are joined.
 
         None where the layer has no neurons or the groups would be too large.
@@ -88,16 +88,9 @@ class Groups:
         weight, offset, triangle = (part.to(dtype) for part in (self.weight, self.offset, self.triangle))
         return replace(self, weight=weight, offset=offset, triangle=triangle)
 
-    def any_of(self, chosen: Tensor) -> Tensor:
-        """Groups (b, groups) of which a neuron is ``chosen`` (b, neurons)."""
-        return self._picked(chosen).any(2)
-
-    def _picked(self, chosen: Tensor) -> Tensor:
-        return chosen[:, self.members] & (self.members >= 0)
-
     def buckets(self, chosen: Tensor, slopes: Tensor, number: Tensor) -> list[Bucket]:
         """The ``chosen`` (b, neurons) of every group, similar groups together; slopes by ``number`` (b,)."""
-        picked = self._picked(chosen)
+        picked = chosen[:, self.members] & (self.members >= 0)
         count = picked.sum(2)
         found = []
         for k in range(1, int(count.max()) + 1 if count.numel() else 1):
@@ -127,7 +120,7 @@ class Groups:
         )
 
 
-def _by_receptive_field(layer: Layer) -> list[tuple[Tensor, Tensor]]:
+def _by_receptive_field(layer: UnstableLayer) -> list[tuple[Tensor, Tensor]]:
     """Neurons with the same receptive field, at most ``MOST`` together, and that field."""
     used = layer.weight != 0
     patterns, kind = torch.unique(used, dim=0, return_inverse=True)
@@ -138,7 +131,7 @@ def _by_receptive_field(layer: Layer) -> list[tuple[Tensor, Tensor]]:
     return groups
 
 
-def _joined(layer: Layer, groups: list[tuple[Tensor, Tensor]], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _joined(layer: UnstableLayer, groups: list[tuple[Tensor, Tensor]], omega: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Groups joined in the order of how much they overlap, as far as at most ``MOST`` weights are positive in each."""
     pull = torch.stack([(omega[members].unsqueeze(1) * layer.weight[members].abs()).sum(0) for members, _ in groups])
     first, second = torch.triu_indices(len(groups), len(groups), 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,9 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.linear import linear_bounds
 from gls_lirpa.relaxations import get_relaxation
 from gls_lirpa.solver.descent import Descent
+from gls_lirpa.solver.query import Query, SearchOutcome
 from gls_lirpa.solver.settings import SolverSettings
 from gls_lirpa.solver.sub_boxes import SubBoxes, clipped, halves, joined
-from gls_lirpa.solver.tree import Outcome
 
 AIM = {torch.float32: 4e-5, torch.float64: 1e-9}
 """Sub-boxes are bounded until above AIM · max(1, |f|). Smaller than in the ReLU tree, because outputs of control
@@ -33,45 +34,26 @@ _ROUND = 0.5
 """Seconds that one round of bounds may take: a time limit is noticed between rounds."""
 
 
-def split_inputs(
-    model: nn.Module,
-    engine: BoundEngine,
-    box: Box,
-    spec: Tensor,
-    known: Tensor,
-    deadline: float,
-    settings: SolverSettings,
-) -> Outcome:
-    """Decide the rows ``spec`` over the box of one sample; ``known``: bounds proven before.
-
-    Where more than a few inputs vary the search has half of the time until the ``deadline``.
-    """
-    if int((box.upper > box.lower).sum()) > FEW:
+def split_inputs(model: nn.Module, engine: BoundEngine, query: Query, settings: SolverSettings) -> SearchOutcome:
+    """Decide the rows of a query; where more than a few inputs vary, in half of the time until its deadline."""
+    if int((query.box.upper > query.box.lower).sum()) > FEW:
         now = time.monotonic()
-        deadline = now + (deadline - now) / 2
-    return _Search(model, engine, box, spec, known, deadline, settings).run()
+        query = replace(query, deadline=now + (query.deadline - now) / 2)
+    return _Search(model, engine, query, settings).run()
 
 
 class _Search:
     """One sample. ``closed``: the lowest bound of each row over all sub-boxes that are done with."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        engine: BoundEngine,
-        box: Box,
-        spec: Tensor,
-        known: Tensor,
-        deadline: float,
-        settings: SolverSettings,
-    ) -> None:
+    def __init__(self, model: nn.Module, engine: BoundEngine, query: Query, settings: SolverSettings) -> None:
+        box = query.box
         self._engine = engine
         self._settings = settings
-        self._spec = spec
-        self._known = known.double()
-        self._deadline = deadline
+        self._spec = query.spec
+        self._known = query.known.double()
+        self._deadline = query.deadline
         self._shape = box.lower.shape[1:]
-        self._descent = Descent(model, box, spec)
+        self._descent = Descent(model, box, query.spec)
         self._lower, self._upper = box.lower.flatten(1), box.upper.flatten(1)
         self._width = (self._upper - self._lower)[0]
         with torch.no_grad():
@@ -81,7 +63,7 @@ class _Search:
         self._nodes = 0
         self._pace = 1e-2
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         depth = torch.zeros(1, dtype=torch.int64)
         root = SubBoxes(self._lower, self._upper, self._known.to(self._lower)[None], self._lower * math.nan, depth)
         open_boxes, found = self._bounded(root)
@@ -102,7 +84,7 @@ class _Search:
             open_boxes = others
         lower = torch.minimum(self._closed, open_boxes.bound.double().amin(0)) if len(open_boxes) else self._closed
         ended = found is None and len(open_boxes) > 0 and not stuck
-        return Outcome(torch.maximum(lower, self._known), found, ended, self._nodes)
+        return SearchOutcome(torch.maximum(lower, self._known), found, ended, self._nodes)
 
     def _ended(self) -> bool:
         limit = self._settings.max_nodes

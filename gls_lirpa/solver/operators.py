@@ -106,11 +106,6 @@ class OperatorBounds:
         """``evaluate`` for a series of passes over one batch."""
         return self.evaluate
 
-    def estimate(self, batch: Domains, parents: Domains, which: Tensor) -> Tensor:
-        """Values that serve to compare children; here they are bounds."""
-        del parents, which
-        return self.evaluate(batch, primal=False).value
-
     def _evaluate(self, batch: Domains, primal: bool) -> Pass:
         form, count = self.form, len(batch)
         signs, alpha, beta, unsplit = batch.signs.double(), batch.alpha.double(), batch.beta.double(), batch.unsplit

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.envelopes import Slopes
 
 
 @dataclass(frozen=True)
 class _Entry:
     bound: float
     row: int
-    slopes: int
     domain: Domains
     candidates: Tensor
+    slopes: Slopes | None
 
     @property
     def bytes(self) -> int:
@@ -45,30 +47,22 @@ class Queue:
         """The lowest bound of an open domain of this row, inf if there is none."""
         return next((entry.bound for entry in self._entries if entry.row == row), float("inf"))
 
-    def slopes(self) -> set[int]:
-        """The numbers of the multi-neuron slopes that its domains use."""
-        return {entry.slopes for entry in self._entries}
-
-    def move_to(self, other: Queue) -> None:
-        """Hand over everything."""
-        if self._entries:
-            other.push(*self.pop(len(self._entries)))
-
-    def push(self, batch: Domains, candidates: Tensor) -> None:
-        """Add domains with the neurons to split them by (b, count), best first."""
+    def push(self, batch: Domains, candidates: Tensor, slopes: Sequence[Slopes] = ()) -> None:
+        """Add domains with the neurons to split them by (b, count), best first, and ``slopes`` by their number."""
         keys = zip(batch.bound.tolist(), batch.rows.tolist(), batch.slopes.tolist(), strict=True)
-        for i, (bound, row, slopes) in enumerate(keys):
+        for i, (bound, row, number) in enumerate(keys):
             # Copies: a view would keep the whole batch in memory.
             domain = batch[torch.tensor([i], device=batch.rows.device)]
-            entry = _Entry(bound, row, slopes, domain, candidates[i].clone())
+            entry = _Entry(bound, row, domain, candidates[i].clone(), slopes[number] if slopes else None)
             bisect.insort_right(self._entries, entry, key=lambda item: item.bound)
             self._bytes += entry.bytes
 
-    def pop(self, count: int) -> tuple[Domains, Tensor]:
-        """Up to ``count`` domains and the neurons they came with."""
+    def pop(self, count: int) -> tuple[Domains, Tensor, list[Slopes | None]]:
+        """Up to ``count`` domains, and the neurons and slopes they came with."""
         if self._bytes > self._max_bytes:
             taken, self._entries = self._entries[-count:], self._entries[:-count]
         else:
             taken, self._entries = self._entries[:count], self._entries[count:]
         self._bytes -= sum(entry.bytes for entry in taken)
-        return Domains.joined([entry.domain for entry in taken]), torch.stack([entry.candidates for entry in taken])
+        tried = torch.stack([entry.candidates for entry in taken])
+        return Domains.joined([entry.domain for entry in taken]), tried, [entry.slopes for entry in taken]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.base.boxes import Box
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.solver.builder import FormBuilder, FormTooLargeError
@@ -18,9 +17,10 @@ from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.form import SplitForm
 from gls_lirpa.solver.input_split import split_inputs
 from gls_lirpa.solver.operators import OperatorForm
+from gls_lirpa.solver.query import Query, SearchOutcome
 from gls_lirpa.solver.settings import SolverSettings
 from gls_lirpa.solver.tighten import tightened
-from gls_lirpa.solver.tree import Goal, Outcome, Tree
+from gls_lirpa.solver.tree import Goal, Tree
 
 AIM = 2e-4
 """A row counts as proven above AIM · max(1, |logits|). What the cascade asks of a proof in float64 is far less; a tree
@@ -32,21 +32,6 @@ ABOVE = 1.05
 
 _ATTACK_SHARE = 1 / 3
 """Of the time after the first tree, which the exchange attack may take on large networks; on a cnn3 it needs less."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """Specification rows ``spec`` (rows, classes) · f over the ``box`` of one sample.
-
-    ``known``: lower bounds proven before; ``needed``: what a bound must exceed to be a proof; ``deadline``: of
-    ``time.monotonic``.
-    """
-
-    box: Box
-    spec: Tensor
-    known: Tensor
-    needed: float = 0.0
-    deadline: float = math.inf
 
 
 class Solver:
@@ -72,7 +57,7 @@ class Solver:
         self._seed = seed
         self._builder: FormBuilder | None = None
 
-    def branch_and_bound(self, query: Query) -> Outcome:
+    def branch_and_bound(self, query: Query) -> SearchOutcome:
         """Split unstable neurons, in steps of growing cost.
 
         A small first tree decides easy samples. What it leaves open is attacked with points that exchange parts of
@@ -88,7 +73,7 @@ class Solver:
             steps = self.settings.tightening_iterations
             return self._search(tightened(form, iterations=steps, deadline=goal.deadline), query, goal)
 
-    def _search(self, form: SplitForm | OperatorForm, query: Query, goal: Goal) -> Outcome:
+    def _search(self, form: SplitForm | OperatorForm, query: Query, goal: Goal) -> SearchOutcome:
         settings, descent = self.settings, Descent(self._model, query.box, query.spec)
         first = Tree(form, descent, goal, settings.first).run()
         rows = (first.lower <= goal.target).nonzero().flatten()
@@ -109,12 +94,11 @@ class Solver:
         lower = first.lower.index_copy(0, rows, torch.maximum(first.lower[rows], rest.lower))
         return replace(rest, lower=lower, nodes=first.nodes + rest.nodes)
 
-    def split_inputs(self, query: Query) -> Outcome:
+    def split_inputs(self, query: Query) -> SearchOutcome:
         """Halve the box instead: complete, and fast where few inputs vary."""
-        box, spec, known = query.box, query.spec, query.known
-        return split_inputs(self._model, self._engine, box, spec, known, query.deadline, self.settings)
+        return split_inputs(self._model, self._engine, query, self.settings)
 
-    def exact(self, query: Query, *, decide: bool = True) -> Outcome:
+    def exact(self, query: Query, *, decide: bool = True) -> SearchOutcome:
         """Every row by a MILP: the reference, for small networks.
 
         ``decide`` stops each MILP once the sign of its row is known, otherwise its minimum is computed.
@@ -146,8 +130,8 @@ class Solver:
                 x = descent.inside(form.point(answer.t.unsqueeze(0)))
                 found = descent.search(x, torch.tensor([row]), starts=1, steps=self.settings.attack_steps)
                 if found is not None or answer.status == "optimal":
-                    return Outcome(lower, x[0] if found is None else found, False, 0)
-        return Outcome(lower, None, exhausted, 0)
+                    return SearchOutcome(lower, x[0] if found is None else found, False, 0)
+        return SearchOutcome(lower, None, exhausted, 0)
 
     def _goal(self, query: Query) -> Goal:
         logits = self._model(query.box.center)

@@ -15,34 +15,27 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gls_lirpa.solver.ascent import Bounds, optimise
+from gls_lirpa.solver.ascent import DomainBounds, optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.branching import by_children, candidates
 from gls_lirpa.solver.descent import Descent
 from gls_lirpa.solver.domains import Domains
+from gls_lirpa.solver.envelopes import Slopes
 from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.facets import facets_of
 from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.group_ascent import slopes_for
+from gls_lirpa.solver.groups import Groups
 from gls_lirpa.solver.operators import OperatorBounds, OperatorForm
+from gls_lirpa.solver.query import SearchOutcome
 from gls_lirpa.solver.queue import Queue
 from gls_lirpa.solver.settings import SolverSettings
-from gls_lirpa.solver.slope_store import SlopeStore
 
 _ROOT_ATTACK_STEPS = 30
 """Of the descent before the first bound: a counterexample found here saves the tree."""
 
 _BATCH_WORK = 2.0e10
 """Multiplications per batch, about a second of one core, so that a time limit is noticed in time."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Lower bounds of the rows, a counterexample or None, whether a limit ended the search, nodes bounded."""
-
-    lower: Tensor
-    counterexample: Tensor | None
-    exhausted: bool
-    nodes: int
 
 
 @dataclass(frozen=True)
@@ -66,8 +59,8 @@ class Tree:
         self._descent = descent
         self._goal = goal
         self._settings = settings
-        self._fast: Bounds
-        self._exact: Bounds
+        self._fast: DomainBounds
+        self._exact: DomainBounds
         if isinstance(form, OperatorForm):
             self._fast = self._exact = OperatorBounds(form)
         else:
@@ -75,12 +68,14 @@ class Tree:
             facets = facets_of(form, iterations=steps, deadline=goal.deadline) if steps else None
             self._fast = SplitBounds(form, facets=facets)
             self._exact = SplitBounds(form, facets=facets, dtype=torch.float64)
+        # Children are compared without the multi-neuron relaxation, which costs far more.
+        self._plain, self._proving = self._fast, self._exact
         self._queue = Queue(max_mib=settings.queue_mib)
-        # Those that are not below the domains which were last given slopes of their own.
-        self._waiting = Queue(max_mib=settings.queue_mib)
-        self._slopes = SlopeStore(settings, rows=len(goal.known))
-        if isinstance(form, OperatorForm):
-            self._slopes.at_once = 0
+        self._groups: Groups | None = None
+        self._slopes: list[Slopes] = []
+        # Domains that are given slopes at a time, 0 where there are none to be had.
+        split = isinstance(form, SplitForm) and settings.group_iterations
+        self._at_once = settings.slopes_at_once if split else 0
         # The lowest bound among the finished domains of each row.
         self._closed = torch.full_like(goal.known, torch.inf)
         self._counterexample: Tensor | None = None
@@ -89,25 +84,19 @@ class Tree:
         work = max(1.0, 2.0 * settings.iterations * form.work)
         self._batch = max(2, min(settings.batch_size, int(_BATCH_WORK / work)))
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         """Search until every row is decided or a limit is met; lower bounds hold in either case."""
         rows = torch.arange(len(self._goal.known), device=self._goal.known.device)
+        self._nodes = len(rows)
         root = replace(Domains.roots(self._form, rows, self._fast.dtype), bound=self._goal.known.clone())
         self._attack(root)
-        self._bound(root, 1 if self._counterexample is not None else self._settings.root_iterations)
-        while (len(self._queue) or len(self._waiting)) and not self._finished():
-            if self._slopes.at_once:
-                self._renew()
-            enough = self._nodes + self._slopes.lifetime
-            while len(self._queue) and not self._finished() and self._nodes < enough:
-                self._expand()
-        lower = [
-            min(float(done), self._queue.lowest(i), self._waiting.lowest(i))
-            for i, done in enumerate(self._closed.tolist())
-        ]
-        left = len(self._queue) + len(self._waiting)
-        exhausted = (left > 0 or self._unsolved) and self._counterexample is None
-        return Outcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
+        steps = 1 if self._counterexample is not None else self._settings.root_iterations
+        self._queue.push(*self._bounded(root, steps))
+        while len(self._queue) and not self._finished():
+            self._expand()
+        lower = [min(float(done), self._queue.lowest(i)) for i, done in enumerate(self._closed.tolist())]
+        exhausted = (len(self._queue) > 0 or self._unsolved) and self._counterexample is None
+        return SearchOutcome(torch.tensor(lower, dtype=torch.float64), self._counterexample, exhausted, self._nodes)
 
     def _attack(self, root: Domains) -> None:
         """Descend towards every row: from the centre, random corners, and CROWN's minimising corner."""
@@ -129,44 +118,52 @@ class Tree:
         late = time.monotonic() > self._goal.deadline
         return self._counterexample is not None or late or self._remaining() < 2
 
-    def _renew(self) -> None:
-        """Give the lowest domains slopes of their own, and go on below them alone.
-
-        Slopes are made for one linear function of the first layer, and splits change it.
-        """
-        assert isinstance(self._fast, SplitBounds) and isinstance(self._exact, SplitBounds)
-        self._queue.move_to(self._waiting)
-        batch, tried = self._waiting.pop(min(self._slopes.at_once, self._remaining()))
-        found = self._slopes.make(self._exact, batch, others=self._waiting.slopes(), deadline=self._goal.deadline)
-        relaxation = None
-        if found is not None:
-            relaxation, batch = found
-        elif self._slopes.at_once:
-            self._waiting.push(batch, tried)
-            return
-        self._fast, self._exact = (each.with_relaxation(relaxation) for each in (self._fast, self._exact))
-        if found is not None:
-            self._bound(batch, self._settings.iterations)
-        else:
-            self._waiting.push(batch, tried)
-            self._waiting.move_to(self._queue)
-
     def _expand(self) -> None:
         """Split the most promising domains and bound their children, in one batch.
 
         Where there are few, each is split by several neurons at once to fill the batch.
         """
         room = self._remaining()
-        batch, tried = self._queue.pop(room // 2)
+        batch, tried, slopes = self._queue.pop(min(room // 2, self._at_once) if self._at_once else room // 2)
+        if self._at_once:
+            batch, tried = self._renewed(batch, tried, slopes)
+            if not len(batch) or self._finished():
+                self._queue.push(batch, tried, self._slopes)
+                return
         available = int((tried >= 0).sum(1).min())
         levels = max(1, min(self._settings.max_levels, available, int(math.log2(room / len(batch)))))
-        neurons = by_children(self._fast, batch, tried)[:, :levels]
-        self._bound(batch.children(neurons), self._settings.iterations)
+        neurons = by_children(self._plain, batch, tried)[:, :levels]
+        children = batch.children(neurons)
+        self._nodes += len(children)
+        self._queue.push(*self._bounded(children, self._settings.iterations), self._slopes)
 
-    def _bound(self, batch: Domains, iterations: int) -> None:
-        """Bound a batch, close what is decided, look for counterexamples, queue the rest."""
+    def _renewed(self, batch: Domains, tried: Tensor, slopes: list[Slopes | None]) -> tuple[Domains, Tensor]:
+        """Domains that are about to be split, bounded with multi-neuron slopes of their own, which their children keep.
+
+        Slopes are made for one linear function of the first layer, and splits change it.
+        """
+        form, plain, exact = self._form, self._plain, self._proving
+        assert isinstance(form, SplitForm) and isinstance(plain, SplitBounds) and isinstance(exact, SplitBounds)
+        if self._groups is None:
+            weight, _ = exact.over_first_layer(batch[:1])
+            self._groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
+        found = None
+        if self._groups is not None:
+            found = slopes_for(
+                exact, batch, self._groups, slopes, settings=self._settings, deadline=self._goal.deadline
+            )
+        if found is None:
+            # Too large for so many, or for any: these are split without.
+            self._at_once = len(batch) // 2 if self._groups is not None else 0
+            self._slopes, self._fast, self._exact = [], plain, exact
+            return batch, tried
+        relaxation, self._slopes, batch = found
+        self._fast, self._exact = plain.with_relaxation(relaxation), exact.with_relaxation(relaxation)
+        return self._bounded(batch, self._settings.iterations)
+
+    def _bounded(self, batch: Domains, iterations: int) -> tuple[Domains, Tensor]:
+        """Bound a batch, close what is decided, look for counterexamples; the rest with the neurons to split it by."""
         target = self._goal.target
-        self._nodes += len(batch)
         batch, done = optimise(self._fast, batch, iterations=iterations, target=target, deadline=self._goal.deadline)
         # Above a finished domain of its row, a bound no longer matters to the row's minimum.
         enough = self._closed.clamp(max=target)[batch.rows]
@@ -182,16 +179,14 @@ class Tree:
         for i in leaves.nonzero().flatten().tolist():
             self._leaf(batch, i)
         rest = ~(proven | leaves)
-        if not rest.any():
-            return
         batch, done = batch[rest], done[rest]
-        if self._counterexample is None and self._settings.attack_starts:
+        if len(batch) and self._counterexample is None and self._settings.attack_starts:
             x = self._form.point(done.t)
             self._counterexample = self._descent.search(
                 x, batch.rows, starts=self._settings.attack_starts, steps=self._settings.attack_steps
             )
         count = max(self._settings.candidates, self._settings.max_levels)
-        self._queue.push(batch, candidates(self._form, batch, done, count))
+        return batch, candidates(self._form, batch, done, count)
 
     def _close(self, rows: Tensor, bounds: Tensor) -> None:
         self._closed = self._closed.scatter_reduce(0, rows, bounds, "amin")

@@ -13,8 +13,8 @@ import torch
 from gls_lirpa.data import Dataset
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.config import TrainConfig
-from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import dataset_of
+from gls_lirpa.training.trainer import Trainer
 
 PROBED_POPULATION = 4
 PROBED_STEPS = 3

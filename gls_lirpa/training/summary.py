@@ -7,8 +7,8 @@ from typing import Any
 
 from gls_lirpa.base.figures import can_draw, curve_look, new_figure, save_figure
 from gls_lirpa.models import count_parameters
-from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import RunFolder
+from gls_lirpa.training.trainer import Trainer
 
 
 def write_summary(trainer: Trainer, out: Path) -> dict[str, Any]:

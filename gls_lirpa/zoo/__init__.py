@@ -6,8 +6,8 @@
 0.1
 """
 
-from gls_lirpa.zoo.catalogue import PREFIX, Entry, info, load, names, state
+from gls_lirpa.zoo.catalogue import PREFIX, ZooEntry, info, load, names, state
 
 list = names
 
-__all__ = ["PREFIX", "Entry", "info", "list", "load", "names", "state"]
+__all__ = ["PREFIX", "ZooEntry", "info", "list", "load", "names", "state"]

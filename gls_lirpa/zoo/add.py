@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.files import replace_file
-from gls_lirpa.zoo.catalogue import FOLDER, Entry, read_manifest
+from gls_lirpa.zoo.catalogue import FOLDER, ZooEntry, read_manifest
 
 
-def add_network(model: nn.Module, entry: Entry, folder: Path = FOLDER) -> Entry:
+def add_network(model: nn.Module, entry: ZooEntry, folder: Path = FOLDER) -> ZooEntry:
     """Write the weights beside the manifest and the entry into it, replacing one of the same name.
 
     The entry's ``sha256`` becomes that of the file.
@@ -23,7 +23,7 @@ def add_network(model: nn.Module, entry: Entry, folder: Path = FOLDER) -> Entry:
     buffer = io.BytesIO()
     torch.save({name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}, buffer)
     content = buffer.getvalue()
-    entry = Entry(**{**asdict(entry), "sha256": hashlib.sha256(content).hexdigest()})
+    entry = ZooEntry(**{**asdict(entry), "sha256": hashlib.sha256(content).hexdigest()})
     others = read_manifest(folder) if (folder / "manifest.json").exists() else []
     rows = sorted([*(other for other in others if other.name != entry.name), entry], key=lambda row: row.name)
     replace_file(folder / f"{entry.name}.pt", content)

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """One network: how it was made and how good it is.
 
     ``natural``, ``adversarial``, ``certified``: shares of the first ``samples`` of the test set at radius ``eps``,
@@ -68,7 +68,7 @@ def names() -> list[str]:
     return [*_entries()]
 
 
-def info(name: str) -> Entry:
+def info(name: str) -> ZooEntry:
     """What the manifest says of a network, with or without ``zoo:`` before its name.
 
     Raises ConfigError for a name that is not there.
@@ -117,15 +117,15 @@ def load(name: str) -> ConvNet:
     return model
 
 
-def read_manifest(folder: Path = FOLDER) -> list[Entry]:
+def read_manifest(folder: Path = FOLDER) -> list[ZooEntry]:
     """All entries of ``manifest.json``."""
     rows: list[dict[str, Any]] = json.loads((folder / "manifest.json").read_text())
     tuples = ("in_shape", "mean", "std", "stages")
     for row in rows:
         row.update({key: tuple(row[key]) for key in tuples if row[key] is not None})
-    return [Entry(**row) for row in rows]
+    return [ZooEntry(**row) for row in rows]
 
 
 @cache
-def _entries() -> dict[str, Entry]:
+def _entries() -> dict[str, ZooEntry]:
     return {entry.name: entry for entry in read_manifest()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.certification.complete import CompleteStage
 from gls_lirpa.certification.stage import OpenSamples, Subject
-from gls_lirpa.solver import Outcome, Query, Solver, SolverSettings
+from gls_lirpa.solver import Query, SearchOutcome, Solver, SolverSettings
 from gls_lirpa.solver.ascent import optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.builder import FormBuilder
@@ -20,8 +20,8 @@ from gls_lirpa.solver.envelopes import Envelopes
 from gls_lirpa.solver.exact import minimise
 from gls_lirpa.solver.facets import Facets
 from gls_lirpa.solver.form import SplitForm
+from gls_lirpa.solver.group_ascent import slopes_for
 from gls_lirpa.solver.groups import Groups
-from gls_lirpa.solver.slope_store import envelopes_of
 from tests.helpers.exact_nets import problem, random_input, random_net
 
 PLAIN = SolverSettings(
@@ -83,7 +83,7 @@ def oracle(*, decide: bool = True) -> CompleteStage:
     return CompleteStage("milp", search=partial(Solver.exact, decide=decide))
 
 
-def search_of(settings: SolverSettings, prop: Property, known: float = -torch.inf) -> Outcome:
+def search_of(settings: SolverSettings, prop: Property, known: float = -torch.inf) -> SearchOutcome:
     samples, subject = prop.samples, prop.subject
     solver = Solver(subject.model, subject.engine, settings)
     return solver.branch_and_bound(Query(samples.box, margin_spec(samples.labels, 3)[0], torch.full((2,), known)))
@@ -110,7 +110,8 @@ def root_envelopes(form: SplitForm, facets: Facets | None, *, iterations: int) -
     root, _ = optimise(bounds, start, iterations=50, target=torch.inf)
     weight, _ = bounds.over_first_layer(root)
     groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
-    found = None if groups is None else envelopes_of(bounds, root, groups, iterations=iterations)
+    settings = SolverSettings(group_iterations=iterations)
+    found = None if groups is None else slopes_for(bounds, root, groups, settings=settings)
     return None if found is None else found[0]
 
 

@@ -14,7 +14,7 @@ from gls_lirpa.engine.graph import relu_inputs
 from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.solver.domains import Domains
-from gls_lirpa.solver.form import Layer, SplitForm
+from gls_lirpa.solver.form import SplitForm, UnstableLayer
 
 
 def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Tensor, batch: Domains) -> Tensor:
@@ -57,7 +57,7 @@ def lirpa_split_bounds(engine: BoundEngine, form: SplitForm, box: Box, spec: Ten
     return result.detach()[:, 0]
 
 
-def _set_multipliers(bounded: Any, relu: Any, feeding: Any, layer: Layer, beta: Tensor, signs: Tensor) -> None:
+def _set_multipliers(bounded: Any, relu: Any, feeding: Any, layer: UnstableLayer, beta: Tensor, signs: Tensor) -> None:
     places = layer.index.expand(len(beta), -1).contiguous()
     if load_lirpa().split_nodes:
         bounded.reset_beta(feeding, beta.shape, betas=None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.solver import facets, tree
-from gls_lirpa.solver.ascent import Bounds, optimise
+from gls_lirpa.solver.ascent import DomainBounds, optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.builder import FormBuilder
 from gls_lirpa.solver.domains import Domains, Pass
@@ -26,8 +26,8 @@ from tests.helpers.branch_problems import PLAIN, Property, near_boundary, random
 
 
 def _mutated_pass(change: Callable[[Domains], Domains]) -> Callable[..., tuple[Pass, GroupTerms | None]]:
-    original = SplitBounds._pass
-    return lambda self, batch, *options: original(self, change(batch), *options)
+    original = SplitBounds.with_terms
+    return lambda self, batch, **options: original(self, change(batch), **options)
 
 
 def _mutated_operators(change: Callable[[Domains], Domains]) -> Callable[..., Pass]:
@@ -162,12 +162,12 @@ MUTATIONS: dict[str, tuple[object, str, object]] = {
         SplitBounds, "__init__", _mutated_form(lambda f: _layers(f, lower=lambda v: 0.8 * v, upper=lambda v: 0.8 * v)),
     ),
     "box 20 % too small": (SplitBounds, "__init__", _mutated_form(_shrunk)),
-    "β without the split's sign": (SplitBounds, "_pass", _mutated_pass(_unsigned)),
-    "β with the opposite sign": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, beta=-b.beta))),
-    "active and inactive splits swapped": (SplitBounds, "_pass", _mutated_pass(_flipped)),
-    "lower slope above 1": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, alpha=b.alpha + 1))),
-    "lower slope below 0": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, alpha=b.alpha - 1))),
-    "share of the facets above 1": (SplitBounds, "_pass", _mutated_pass(lambda b: replace(b, gamma=b.gamma + 1))),
+    "β without the split's sign": (SplitBounds, "with_terms", _mutated_pass(_unsigned)),
+    "β with the opposite sign": (SplitBounds, "with_terms", _mutated_pass(lambda b: replace(b, beta=-b.beta))),
+    "active and inactive splits swapped": (SplitBounds, "with_terms", _mutated_pass(_flipped)),
+    "lower slope above 1": (SplitBounds, "with_terms", _mutated_pass(lambda b: replace(b, alpha=b.alpha + 1))),
+    "lower slope below 0": (SplitBounds, "with_terms", _mutated_pass(lambda b: replace(b, alpha=b.alpha - 1))),
+    "share of the facets above 1": (SplitBounds, "with_terms", _mutated_pass(lambda b: replace(b, gamma=b.gamma + 1))),
     "facets in the opposite order": (facets._Neurons, "facet", _opposite_facet),
     "facets without the corner's value": (facets._Neurons, "facet", _low_facet),
     "operators: β without the split's sign": (OperatorBounds, "_evaluate", _mutated_operators(_unsigned)),
@@ -215,7 +215,7 @@ def _sound(references: list[tuple[Property, SplitForm, Domains, Tensor]]) -> boo
         builder = FormBuilder(prop.subject.model, prop.samples.x)
         free = OperatorBounds(builder.operators(builder.stability(prop.samples.box, _spec(prop))))
         root = Domains.roots(form, torch.arange(2), torch.float64)
-        tried: list[tuple[Bounds, Domains, Tensor]] = [
+        tried: list[tuple[DomainBounds, Domains, Tensor]] = [
             *((bounds, batch, exact) for bounds in (plain, faceted, grouped, free)),
             (grouped, root, prop.minima),
         ]

@@ -9,7 +9,7 @@ import torch
 
 from gls_lirpa.certification import certify
 from gls_lirpa.models import build_model
-from gls_lirpa.solver import Outcome, SolverSettings
+from gls_lirpa.solver import SearchOutcome, SolverSettings
 from gls_lirpa.solver.builder import FormBuilder, FormTooLargeError, Stability
 from gls_lirpa.solver.form import SplitForm
 from tests.helpers.branch_problems import PLAIN, Property, near_boundary, search_of
@@ -18,7 +18,7 @@ from tests.helpers.exact_nets import KINDS, margins
 SETTINGS = replace(PLAIN, iterations=12, candidates=4, attack_starts=2, attack_steps=3, max_nodes=120)
 
 
-def without_matrix(settings: SolverSettings, prop: Property) -> Outcome:
+def without_matrix(settings: SolverSettings, prop: Property) -> SearchOutcome:
     def refuse(self: FormBuilder, stable: Stability) -> SplitForm:
         raise FormTooLargeError("too large")
 

@@ -17,8 +17,8 @@ from gls_lirpa.data import load_dataset
 from gls_lirpa.errors import CheckpointError, ConfigError, NumericalError
 from gls_lirpa.training import PRESETS, Interrupted, RunFolder, TrainConfig, get_preset, load_run, preset_of, train
 from gls_lirpa.training.job import make_config
-from gls_lirpa.training.loop import Trainer
 from gls_lirpa.training.runs import dataset_of
+from gls_lirpa.training.trainer import Trainer
 from tests.helpers.reporters import Quiet, untimed
 
 SMALL: dict[str, Any] = {
@@ -32,10 +32,6 @@ SMALL: dict[str, Any] = {
     "eval_samples": 32,
     "milestones": (2,),
 }
-
-
-
-
 
 
 METHODS: dict[str, dict[str, Any]] = {
