@@ -39,6 +39,15 @@ class TrainedRun:
     model: nn.Module
     dataset: Dataset | None
 
+    def __repr__(self) -> str:
+        """One line: a notebook shows it."""
+        config, rows = self.config, self.metrics
+        end = f", natural {rows[-1]['natural']:.1f} %, certified {rows[-1]['certified']:.1f} %" if rows else ""
+        return (
+            f"<TrainedRun {str(self.path)!r}: {config.method}, {config.net}, {config.dataset}, eps={config.eps:.4g}, "
+            f"{len(rows)} of {config.epochs} epochs{end}>"
+        )
+
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One row per epoch: eps, lr, loss, natural, certified, unstable, seconds, …"""
