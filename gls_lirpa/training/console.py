@@ -15,6 +15,10 @@ WIDE = 120
 """A terminal of so many columns has room for a bar as well."""
 
 
+def _norm(config: TrainConfig) -> str:
+    return "" if config.norm == "linf" else f" ({config.norm})"
+
+
 class ConsoleReporter:
     """A progress bar with loss, held-out accuracies, ε, a population's σ and spread, and the share of unstable ReLUs.
 
@@ -40,7 +44,7 @@ class ConsoleReporter:
     def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None:
         self._epochs = config.epochs
         self._console.print(
-            f"{config.method} · {config.net} · {config.dataset} · eps={config.eps:.4g} · "
+            f"{config.method} · {config.net} · {config.dataset} · eps={config.eps:.4g}{_norm(config)} · "
             f"preset {config.preset or 'none'} · seed {config.seed} → {folder}",
             highlight=False,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def probe(config: TrainConfig, dataset: Dataset | None = None, *, warm: bool = F
     if config.estimator == "pgpe":
         factor = options.get("population", 256) / PROBED_POPULATION
         options["population"] = PROBED_POPULATION
-    short = dataclasses.replace(config, estimator_options=options, actors=0, init_from=config.init_from if warm else None)
+    start = config.init_from if warm else None
+    short = dataclasses.replace(config, estimator_options=options, actors=0, init_from=start)
     trainer = Trainer(short, dataset_of(config) if dataset is None else dataset)
     trainer.position.epoch = config.epochs - 1
     data = trainer.dataset.train
@@ -80,7 +82,7 @@ def probe(config: TrainConfig, dataset: Dataset | None = None, *, warm: bool = F
     try:
         for share in (1.0, STABLE_SHARE):
             trainer.model.load_state_dict(weights)
-            trainer.eps_schedule = EpsSchedule(share * config.trained_eps)
+            trainer.eps_schedule = EpsSchedule(share * config.trained_eps, most=math.inf)
             spent.append(factor * min(_seconds(trainer, x, y) for _ in range(PROBED_STEPS)) / max(config.actors, 1))
     finally:
         trainer.estimator.close()
