@@ -15,6 +15,7 @@ from .options import Assignment, MethodCommand, Radius, plugin_option
 @click.command(cls=MethodCommand, short_help="Certify a network sample by sample, or decide properties of it.")
 @click.argument("network", metavar="[RUN|ONNX|WEIGHTS]", type=click.Path(path_type=Path), required=False)
 @click.option("--eps", type=Radius(), help="Radius in pixel space (default: the run's).")
+@click.option("--norm", help="Of the balls: linf or l2 (default: the run's, or linf).")
 @click.option("--dataset", help="For a network file: {datasets}.")
 @click.option("--samples", type=int, help="Certify the first samples of the split (default: all).")
 @click.option("--split", default="test", show_default=True, help="test, val or train.")
@@ -52,7 +53,7 @@ def certify(
 
     \b
     glscert certify RUN                                        a run, on its own dataset
-    glscert certify zoo:mnist-cnn3-crown-rgs                   a network of `glscert zoo`
+    glscert certify zoo:mnist-cnn3-ibp                         a network of `glscert zoo`
     glscert certify net.onnx --dataset mnist --eps 0.1         an ONNX file (pixels in [0, 1])
     glscert certify net.pt --net cnn3 --dataset mnist --eps 0.1    a PyTorch state_dict
     glscert certify net.onnx --vnnlib prop.vnnlib              unsat, sat, unknown or timeout

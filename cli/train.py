@@ -14,6 +14,7 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--dataset", help="{datasets} (default: digits).")
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
+@click.option("--norm", help="Of the balls: linf (default) or l2 (loss robust; ibp, crown-ibp, crown).")
 @click.option("--net", help="{nets}, or path/to/file.py:factory.")
 @click.option("--loss", help="{losses} (default: robust).")
 @click.option("--relaxation", help="{relaxations}.")

@@ -10,6 +10,7 @@
 
 from gls_lirpa import zoo
 from gls_lirpa.api import TrainedRun, load_run, train
+from gls_lirpa.base.balls import l2_ball
 from gls_lirpa.base.boxes import Bounds, Box, linf_box
 from gls_lirpa.certification import Certification, Radii, Record, certified_radius, certify
 from gls_lirpa.engine.bounds import BoundEngine
@@ -41,6 +42,7 @@ __all__ = [
     "certified_radius",
     "certify",
     "get_relaxation",
+    "l2_ball",
     "linf_box",
     "load_run",
     "reset_batchnorm",

@@ -39,6 +39,15 @@ class TrainedRun:
     model: nn.Module
     dataset: Dataset | None
 
+    def __repr__(self) -> str:
+        """One line: a notebook shows it."""
+        config, rows = self.config, self.metrics
+        end = f", natural {rows[-1]['natural']:.1f} %, certified {rows[-1]['certified']:.1f} %" if rows else ""
+        return (
+            f"<TrainedRun {str(self.path)!r}: {config.method}, {config.net}, {config.dataset}, eps={config.eps:.4g}, "
+            f"{len(rows)} of {config.epochs} epochs{end}>"
+        )
+
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One row per epoch: eps, lr, loss, natural, certified, unstable, seconds, …"""
@@ -72,7 +81,8 @@ class TrainedRun:
             x, y = self._first(split, samples)
         elif samples is not None:
             x, y = x[:samples], y[:samples]
-        return certify(self.model, x, y, eps=self.config.eps if eps is None else eps, **options)
+        radius = self.config.eps if eps is None else eps
+        return certify(self.model, x, y, eps=radius, **{"norm": self.config.norm, **options})
 
     def _first(self, split: str, samples: int | None) -> tuple[Tensor, Tensor]:
         if self.dataset is None:
@@ -113,7 +123,7 @@ def train(
         val, test: held-out and test data of one's own, like ``dataset``; without ``val`` a stratified
             ``val_fraction`` of the training data is held out.
         net: a name (cnn3, …), ``path/to/file.py:factory``, or a module, which is trained as it is, in place.
-        eps: radius in pixel space.
+        eps: radius in pixel space, in ℓ∞, or in ℓ2 with ``norm="l2"``.
         loss, relaxation, estimator, preset: by name, as on the command line.
         config_file: JSON or TOML.
         out: the run folder; by default ``runs/<date-time>``.

@@ -101,7 +101,8 @@ class Dataset:
         if name not in splits:
             raise ConfigError(f"unknown split {name!r}: expected one of {', '.join(splits)}")
         if len(splits[name]) == 0:
-            raise DataError(f"{self.name} has no {name} split here; load it with val_fraction > 0")
+            how = "load it with val_fraction > 0" if name == "val" else f"pass {name}=(x, y) with dataset=, or x and y"
+            raise DataError(f"{self.name} has no {name} split here; {how}")
         return splits[name]
 
 

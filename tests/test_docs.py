@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import inspect
 import re
+import shlex
 import subprocess
 import sys
 import types
@@ -72,6 +73,46 @@ def test_no_link_of_the_pages_is_broken() -> None:
             if not link.startswith("http"):
                 target = (page.parent / link).resolve().relative_to(folder)
                 assert (folder / target).exists() or str(target) in generated | pictures, f"{page}: {link}"
+
+
+def command_lines() -> list[tuple[str, list[str]]]:
+    """Every complete ``glscert`` command of the README and the pages, with where it stands."""
+    found = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        if page.stem in hooks().GENERATED:
+            continue
+        text = page.read_text()
+        blocks = "\n".join(re.findall(r"```(?:bash|sh)\n(.*?)```", text, re.DOTALL))
+        lines = [part for line in blocks.splitlines() for part in line.split("&&")]
+        inline = [" ".join(code.split()) for code in re.findall(r"(?<!`)`(glscert\s[^`]+)`(?!`)", text)]
+        for line in [*lines, *inline]:
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["glscert"] and len(words) > 1:
+                found.append((f"{page.name}: {line.strip()}", words[1:]))
+    return found
+
+
+def test_commands_of_the_pages_exist() -> None:
+    import click
+    from glscert.__main__ import main
+
+    from gls_lirpa.bench.suites import SUITES
+
+    lines = command_lines()
+    assert len(lines) > 40
+    for where, words in lines:
+        context = click.Context(main, info_name="glscert")
+        command = main.get_command(context, words[0])
+        assert command is not None, where
+        arguments = words[1:]
+        if isinstance(command, click.Group) and arguments:
+            command, arguments = command.get_command(context, arguments[0]) or command, arguments[1:]
+        parsed = command.make_context(words[0], arguments, resilient_parsing=True, allow_extra_args=False)
+        known = [word.split("=")[0] for word in arguments if word.startswith("--")]
+        options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        assert set(known) <= options, where
+        if words[0] == "bench" and parsed.params["suite"] is not None:
+            assert parsed.params["suite"] in {*SUITES, "fronts", "SUITE"}, where
 
 
 def test_documentation_is_built_without_warnings(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from gls_lirpa.certification.records import Record, Summary
 from gls_lirpa.certification.report import ProgressReporter, result_table
 from gls_lirpa.training import TrainConfig
 from gls_lirpa.training.console import ConsoleReporter
+from gls_lirpa.training.dry_run import Probe, describe
 from gls_lirpa.training.logs import LOGS, Logger
 from tests.helpers.command import Glscert
 
@@ -144,6 +146,32 @@ def test_dry_run_prints_configuration_network_time_and_memory(tmp_path: Path, gl
     text = answer.out[end:]
     assert "cnn3-tiny, 208 parameters" in text and "Conv2d(1, 2" in text
     assert "90 samples, 1 steps per epoch" in text and "per epoch" in text and "MiB" in text
+
+
+def test_dry_run_says_what_its_time_depends_on() -> None:
+    config = TrainConfig(epochs=10, eps=0.1, eps_anneal_epochs=10, eps_shape="linear")
+    found = Probe("", 1, 100, 5, step_seconds=3.0, stable_seconds=1.0, mebibytes=1.0)
+    least, most = found.seconds(config)
+    assert least == 50 and most == pytest.approx(100)  # half of the radius on average
+    text = describe(config, found)
+    assert "50.0 s to 1 min 40 s for 10 epochs" in text and "stays as unstable" in text
+    same = dataclasses.replace(found, stable_seconds=3.0)
+    assert "15.0 s per epoch, 2 min 30 s for 10 epochs" in describe(config, same)
+
+
+def test_dry_run_probes_the_warm_start(tmp_path: Path, glscert: Glscert) -> None:
+    answer = glscert("train", *QUICK, "--dry-run", "--init-from", tmp_path / "nothing")
+    assert answer.code == 2 and "nothing" in answer.err and answer.err.count("\n") == 1
+
+
+def test_the_last_line_of_progress_has_the_last_accuracies() -> None:
+    console, text = terminal(100)
+    reporter = ConsoleReporter(console)
+    reporter.started(TrainConfig(epochs=1), Path("run"), 1, 0)
+    reporter.stepped({"loss": 0.7412, "eps": 0.1, "sigma": 1e-3, "spread": 0.0012})
+    reporter.epoch_ended(ROW)  # type: ignore[arg-type]
+    reporter.finished()
+    assert "nat 95.2 cert 88.1" in shown_lines(text)[-1]
 
 
 @pytest.mark.parametrize("toml", [False, True])

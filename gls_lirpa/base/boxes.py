@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -33,9 +34,15 @@ class Box:
     def center(self) -> Tensor:
         return (self.lower + self.upper) / 2
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Box:
+        """The box between what becomes of both ends, e.g. in another dtype."""
+        return Box(function(self.lower), function(self.upper))
 
-def check_eps(eps: float) -> float:
-    """``eps`` itself, if it is a usable radius in pixel space."""
+
+def check_eps(eps: float, norm: str = "linf") -> float:
+    """``eps`` itself, if it is a usable radius in pixel space; an ℓ2 ball may be larger than a pixel's range."""
+    if norm == "l2" and math.isfinite(eps) and eps >= 0:
+        return float(eps)
     if not math.isfinite(eps) or eps < 0 or eps > 1:
         raise ConfigError(f"eps must be a number in [0, 1] (pixels are scaled to [0, 1]), got {eps}")
     return float(eps)

@@ -35,5 +35,10 @@ class Normalize(nn.Module):
         self.register_buffer("weight", torch.diag(scale)[:, :, None, None].to(dtype))
         self.register_buffer("bias", offset.to(dtype))
 
+    @property
+    def stretch(self) -> float:
+        """By how much it may lengthen a difference of two inputs in ℓ2: the kernel's spectral norm."""
+        return float(torch.linalg.matrix_norm(self.weight[:, :, 0, 0].double(), 2))
+
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.conv2d(x, self.weight, self.bias)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.balls import check_norm
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.records import Record
-from gls_lirpa.certification.regions import PIXELS, Domain, ball, is_pixels
+from gls_lirpa.certification.regions import PIXELS, Domain, ball, is_pixels, l2_region
 from gls_lirpa.certification.result import Certification
-from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
+from gls_lirpa.certification.settings import Settings, default_stages
 from gls_lirpa.certification.stage import StageOptions
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.solver import SolverSettings
@@ -25,6 +26,7 @@ def certify(
     y: Tensor,
     *,
     eps: float | Tensor,
+    norm: str | float = "linf",
     domain: Domain = PIXELS,
     stages: Sequence[str] | None = None,
     timeout: float = 60.0,
@@ -35,16 +37,17 @@ def certify(
     bab: SolverSettings | Mapping[str, int] | None = None,
     progress: bool = False,
 ) -> Certification:
-    """Certify samples in ℓ∞ balls: one record each, in order, in a list with accuracies.
+    """Certify samples in balls: one record each, in order, in a list with accuracies.
 
     Args:
         model: takes ``x`` and returns logits (n, classes); normalisation is inside it. Copied, never modified.
         x: inputs (n, …) in the dtype of the weights: images, or anything else such as (n, features).
         y: int64 labels (n,).
         eps: the radius, or a tensor (n,) with one per sample, in the units of ``x``.
+        norm: ``linf``, or ``l2`` for one radius and the stages ibp, crown-ibp and crown alone.
         domain: (low, high) that inputs keep to, numbers or tensors that broadcast to a sample; None: no limits.
             Balls are cut at it. The default is that of pixels, [0, 1].
-        stages: by name, in order; by default ``DEFAULT_STAGES``.
+        stages: by name, in order; by default ``DEFAULT_STAGES``, or those that know the norm.
         timeout: seconds per sample over all stages.
         seed: of the attack and of branch and bound.
         cross_check: attack what was verified and bound what was attacked; a contradiction raises.
@@ -72,17 +75,17 @@ def certify(
     if batch_size < 1:
         raise ConfigError(f"expected batch_size >= 1, got {batch_size}")
     plain = isinstance(eps, (int, float)) and is_pixels(domain)
-    chosen = DEFAULT_STAGES if stages is None else tuple(stages)
+    chosen = default_stages(norm) if stages is None else tuple(stages)
     radius = float(eps) if plain else 0.0
     options = StageOptions() if options is None else options
     if bab is not None:
         options = dataclasses.replace(options, bab=bab if isinstance(bab, SolverSettings) else SolverSettings.of(bab))
-    settings = Settings(radius, chosen, timeout, seed, cross_check, options)
-    told = {**dataclasses.asdict(settings), "eps": _told(eps), "domain": _told(domain), "samples": len(x)}
+    settings = Settings(radius, chosen, timeout, seed, cross_check, options, check_norm(norm))
+    told = {**settings.told(), "eps": _told(eps), "domain": _told(domain), "samples": len(x)}
     if len(x) == 0:
         return Certification(settings=told)
     # Balls of one radius in pixel space are made by the cascade, which knows what any image requires.
-    box = None if plain else ball(x, eps, domain)
+    box = None if plain else ball(x, eps, domain) if settings.norm == "linf" else l2_region(x, eps, domain)
     cascade = Cascade(model, x, settings)
     records: list[Record] = []
     with _reported(len(x)) if progress else contextlib.nullcontext(lambda record: None) as report:

@@ -60,7 +60,7 @@ class Batch:
 
         A stage that proves in float64 may build on earlier bounds less what those may be off by.
         """
-        box = Box(self.box.lower[part].to(dtype), self.box.upper[part].to(dtype))
+        box = self.box[part].map(lambda end: end.to(dtype))
         x, lower = self.x[part].to(dtype), self.lower[part]
         if exact:
             lower = torch.nan_to_num(lower - self.required.slack[part], nan=-torch.inf)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.balls import l2_ball
 from gls_lirpa.base.boxes import Box, check_labels, linf_box
 from gls_lirpa.certification.batch import Batch
 from gls_lirpa.certification.contradiction import Suspect, cross_check_attack, raise_contradiction
@@ -60,7 +61,7 @@ class Cascade:
     ) -> Iterator[Record]:
         """The samples' records, each as soon as it is decided; the undecided come last.
 
-        ``box`` replaces the ℓ∞ balls of the settings' radius: any finite boxes that hold their samples.
+        ``box`` replaces the balls of the settings' radius: any finite boxes that hold their samples.
         """
         batch = self._admit(x, labels, indices, box)
         yield from self._judged(batch)
@@ -89,6 +90,8 @@ class Cascade:
             raise DataError(f"expected one label per image, got {tuple(labels.shape)} for {len(x)} images")
         x = self.network.inputs(x) if box is None else self.network.tensor(x)
         check_labels(labels, self.network.classes)
+        if box is None and self.settings.norm == "l2":
+            box = l2_ball(x, self.settings.eps, low=0.0, high=1.0)
         labels = labels.to(self.network.device, torch.int64)
         logits = self.network.logits(x)
         margins = self.network.margins(logits, labels)

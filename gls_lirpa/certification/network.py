@@ -107,7 +107,7 @@ class Network:
         if not bool(inside.all()):
             sample = int((~inside.flatten(1).all(1)).nonzero()[0])
             raise DataError(f"expected finite boxes that hold their samples, got another one for sample {sample}")
-        return Box(lower, upper)
+        return box.map(self.tensor)
 
     @cached_property
     def subject(self) -> Subject:

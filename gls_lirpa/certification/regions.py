@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.balls import Ball, l2_ball
 from gls_lirpa.base.boxes import Box, check_eps
 from gls_lirpa.errors import ConfigError, DataError
 
@@ -40,6 +41,15 @@ def ball(x: Tensor, eps: float | Tensor, domain: Domain = PIXELS) -> Box:
         expected = f"expected inputs in the domain {_shown(domain)}"
         raise DataError(f"{expected}, got a value outside or NaN in sample {sample}")
     return Box(torch.maximum(lower, low), torch.minimum(upper, high))
+
+
+def l2_region(x: Tensor, eps: float | Tensor, domain: Domain) -> Ball:
+    """ℓ2 balls of one radius around ``x``, which must lie in ``domain``; they are not cut at it."""
+    if isinstance(eps, Tensor) and eps.dim():
+        raise ConfigError("expected one eps for all samples with norm 'l2', got a tensor: certify them one by one")
+    if domain is not None:
+        ball(x, 0.0, domain)  # refuses samples outside
+    return l2_ball(x, float(eps))
 
 
 def is_pixels(domain: Domain) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import gls_lirpa.certification.attack
 import gls_lirpa.certification.complete
 import gls_lirpa.certification.incomplete  # noqa: F401  (all three register their stages)
+from gls_lirpa.base.balls import L2_RELAXATIONS, check_norm
 from gls_lirpa.base.boxes import check_eps
 from gls_lirpa.certification.stage import STAGES, StageOptions
 from gls_lirpa.errors import ConfigError
@@ -16,6 +19,19 @@ DEFAULT_STAGES = ("ibp", "pgd", "crown-ibp", "crown", "alpha-crown", "input-spli
 """By cost; splitting inputs is left out where more than a few vary. One IBP pass costs two forward passes, the
 attack hundreds: with IBP before it, 1,000 MNIST images on an IBP-trained cnn3 took 2 instead of 21 s of processor
 time up to crown, with the same verdicts."""
+
+
+L2_STAGES = ("ibp", "crown-ibp", "crown")
+"""For ℓ2 balls: no attack and no complete search."""
+
+
+def default_stages(norm: str | float) -> tuple[str, ...]:
+    """Those that are used where none are named.
+
+    >>> default_stages("l2")
+    ('ibp', 'crown-ibp', 'crown')
+    """
+    return L2_STAGES if check_norm(norm) == "l2" else DEFAULT_STAGES
 
 
 @dataclass(frozen=True)
@@ -32,12 +48,29 @@ class Settings:
     seed: int = 0
     cross_check: bool = False
     options: StageOptions = field(default_factory=StageOptions)
+    norm: str = "linf"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "eps", check_eps(self.eps))
+        object.__setattr__(self, "norm", check_norm(self.norm))
+        object.__setattr__(self, "eps", check_eps(self.eps, self.norm))
         names = tuple(STAGES.canonical(name) for name in self.stages)
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"expected one or more different stages, got {', '.join(self.stages) or 'none'}")
         object.__setattr__(self, "stages", names)
         if not math.isfinite(self.timeout) or self.timeout <= 0:
             raise ConfigError(f"expected a timeout > 0 in seconds, got {self.timeout}")
+        if self.norm == "l2":
+            self._check_l2()
+
+    def _check_l2(self) -> None:
+        for name in self.stages:
+            if name not in L2_RELAXATIONS:
+                expected = f"expected some of {', '.join(L2_RELAXATIONS)}"
+                raise ConfigError(f"stage {name!r} works in linf boxes, not in l2 balls: {expected}")
+        if self.cross_check:
+            raise ConfigError("cross_check attacks in linf boxes: it is not for l2 balls")
+
+    def told(self) -> dict[str, Any]:
+        """As plain values; the usual norm is left out, as in records from before there was another."""
+        values = dataclasses.asdict(self)
+        return {key: value for key, value in values.items() if (key, value) != ("norm", "linf")}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.autograd import scalar_with_gradient
+from gls_lirpa.base.balls import Ball, check_l2_relaxation
 from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
 from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine import alpha, hbox, populations, rows
@@ -26,6 +28,7 @@ from gls_lirpa.engine.wrap import (
     LIRPA_FAILURES,
     bounded_input,
     check_dropout,
+    check_first_layers,
     check_layers,
     count_classes,
     split_normalization,
@@ -173,7 +176,7 @@ class BoundEngine:
         shared = [box.lower, box.upper, *(tensor for pair in statistics.values() for tensor in pair), *beside]
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in shared]
         end = 2 + 2 * len(statistics)
-        ends, pairs = Box(leaves[0], leaves[1]), zip(leaves[2:end:2], leaves[3:end:2], strict=True)
+        ends, pairs = replace(box, lower=leaves[0], upper=leaves[1]), zip(leaves[2:end:2], leaves[3:end:2], strict=True)
         detached = dict(zip(statistics, pairs, strict=True))
         wanted = [*weights, *(leaf for leaf in leaves if leaf.requires_grad)]
         total = torch.zeros((), dtype=box.lower.dtype, device=box.lower.device)
@@ -197,7 +200,8 @@ class BoundEngine:
         """
         spec = self._margin_spec(box, labels)
         self._check(box, spec)
-        bound = None if self._statistics(box, None) else populations.by_rows(self, relaxation)
+        alone = bool(self._statistics(box, None)) or isinstance(box, Ball)
+        bound = None if alone else populations.by_rows(self, relaxation)
         if bound is None:
             return None
         with torch.no_grad(), self._modules.use("plain", self._mode("rows"), 1, {}, gradients=True) as wrapped:
@@ -220,7 +224,7 @@ class BoundEngine:
     def relaxed(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
         """IBP, CROWN-IBP, or CROWN with intermediate bounds intersected with intervals, by the engine's route."""
         box = self.normalized_box(box)
-        if self.route()[0] == "rows":
+        if self.route()[0] == "rows" and not isinstance(box, Ball):
             with self._row_form(statistics) as (network, tensors):
                 return rows.relaxed(network, tensors, box, spec, method=method)
         return self._lirpa(self._mode(method), box, spec, method, statistics, intersect=True)
@@ -234,6 +238,8 @@ class BoundEngine:
     ) -> Bounds:
         with self._modules.use("plain", mode, len(box), statistics, gradients=True) as wrapped:
             bounded = wrapped.bounded
+            if isinstance(box, Ball):
+                check_first_layers(bounded)
             with intersected(bounded) if intersect and method == "CROWN" else contextlib.nullcontext():
                 lower = bounded.compute_bounds(x=(bounded_input(box),), C=spec, method=method, bound_upper=False)[0]
             return read_bounds(bounded, lower)
@@ -265,6 +271,7 @@ class BoundEngine:
             return rows.crown(network, tensors, box, spec, tighten=True).lower
 
     def hbox(self, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
+        _refuse_ball("hbox", box)
         return self._hbox(self._mode("hbox"), self.normalized_box(box), spec, statistics)
 
     def _hbox(self, mode: Mode, box: Box, spec: Tensor, statistics: Statistics) -> Bounds:
@@ -278,6 +285,7 @@ class BoundEngine:
 
     def alpha(self, box: Box, spec: Tensor, statistics: Statistics, *, iterations: int | None) -> Bounds:
         """α-CROWN: auto_LiRPA's optimisation, or the one-step form where ``iterations`` is None."""
+        _refuse_ball("alpha-crown", box)
         statistics = {name: (mean.detach(), var.detach()) for name, (mean, var) in statistics.items()}
         if self.route()[0] == "rows":
             with torch.no_grad(), self._row_form(statistics) as (network, tensors):
@@ -380,6 +388,8 @@ class BoundEngine:
         return x if self.normalize is None else self.normalize(x)
 
     def normalized_box(self, box: Box) -> Box:
+        if isinstance(box, Ball):
+            return box if self.normalize is None else box.scaled(self._normalized, self.normalize.stretch)
         return Box(self._normalized(box.lower), self._normalized(box.upper))
 
     def _chunks(
@@ -415,6 +425,11 @@ class BoundEngine:
             for parameter in self.model.parameters():
                 parameter.requires_grad = True
             return retained_bytes(compute, self.model.parameters())
+
+
+def _refuse_ball(name: str, box: Box) -> None:
+    if isinstance(box, Ball):
+        check_l2_relaxation(name)
 
 
 @contextlib.contextmanager

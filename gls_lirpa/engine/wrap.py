@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.balls import Ball
 from gls_lirpa.base.batchnorm import normalised
 from gls_lirpa.base.boxes import Box
 from gls_lirpa.base.modes import evaluating
@@ -181,9 +182,25 @@ def _suspects(model: nn.Module, operations: list[str]) -> str:
     return f" in layer {', '.join(f'{name!r} ({kind})' for name, kind in suspects)}" if suspects else ""
 
 
+def check_first_layers(bounded: Any) -> None:
+    """Refuse a network that does not begin with layers through which auto_LiRPA takes an ℓ2 ball."""
+    names = [bounded.input_name[0]]
+    while names:
+        for node in (bounded[name] for name in bounded[names.pop()].output_name):
+            kind = type(node).__name__
+            if kind in ("BoundFlatten", "BoundReshape"):
+                names.append(node.name)
+            elif kind not in ("BoundLinear", "BoundConv"):
+                operation = kind.removeprefix("Bound")
+                expected = "l2 balls need a network that begins with linear layers or convolutions"
+                raise UnsupportedLayerError(f"{expected}, got {operation} there")
+
+
 def bounded_input(box: Box) -> Any:
     """The box as auto_LiRPA's perturbed input."""
     lirpa = load_lirpa()
+    if isinstance(box, Ball):
+        return lirpa.bounded_tensor(box.middle, lirpa.perturbation(norm=2.0, eps=box.radius))
     # auto_LiRPA 0.3 takes an interval whose two ends are one object for a constant: 2·x became x·x.
     upper = box.upper.clone() if box.upper is box.lower else box.upper
     perturbation = lirpa.perturbation(norm=float("inf"), eps=0.0, x_L=box.lower, x_U=upper)

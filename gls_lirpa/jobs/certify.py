@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import shlex
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from gls_lirpa.base.balls import check_norm
 from gls_lirpa.base.figures import can_draw
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification import SolverSettings
@@ -19,7 +19,7 @@ from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.picture import draw_cactus
 from gls_lirpa.certification.records import Record, RecordFolder, Summary
 from gls_lirpa.certification.report import ProgressReporter, result_table, write_table
-from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
+from gls_lirpa.certification.settings import Settings, default_stages
 from gls_lirpa.certification.stage import StageOptions
 from gls_lirpa.certification.workers import CascadePool
 from gls_lirpa.data import Split
@@ -67,6 +67,7 @@ def certify_job(
     *,
     dataset: str | None = None,
     eps: float | None = None,
+    norm: str | None = None,
     samples: int | None = None,
     split: str = "test",
     stages: str | None = None,
@@ -97,15 +98,18 @@ def certify_job(
     if radius is None:
         raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
     options = StageOptions(max_nodes=max_nodes, bab=SolverSettings.of(dict(bab)))
-    settings = Settings(radius, stage_names(stages), timeout, seed, cross_check, options)
+    chosen_norm = norm or target.norm
+    settings = Settings(
+        radius, stage_names(stages, chosen_norm), timeout, seed, cross_check, options, check_norm(chosen_norm)
+    )
     chosen = target.dataset.split(split)
     number = _sample_count(samples, len(chosen))
-    folder_path = out or target.folder(settings.eps, split)
+    folder_path = out or target.folder(settings.eps, split, settings.norm)
     model = target.model.to(check_device(device or target.device))
     if workers > 1 and next((p.device.type for p in model.parameters()), "cpu") != "cpu":
         raise ConfigError(f"--workers is for the CPU, got --device {device or target.device}")
     header = {
-        **dataclasses.asdict(settings),
+        **settings.told(),
         "dataset": target.dataset.name,
         "split": split,
         "samples": number,
@@ -134,20 +138,21 @@ def certify_job(
     summary = Summary.of(records)
     summary.write(folder_path)
     write_table(records, folder_path / "records.csv")
+    shown = f"{split} · eps={settings.eps:.4g}" + ("" if settings.norm == "linf" else f" ({settings.norm})")
     if can_draw():
-        draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {split} · eps={settings.eps:.4g}")
-    Console(quiet=quiet).print(result_table(summary, title=f"{path} · {split} · eps={settings.eps:.4g}"))
+        draw_cactus(records, folder_path / "cactus.png", title=f"{path.name} · {shown}")
+    Console(quiet=quiet).print(result_table(summary, title=f"{path} · {shown}"))
     console.print(f"records, summary and picture: {folder_path}", highlight=False)
     return summary
 
 
-def stage_names(stages: str | None) -> tuple[str, ...]:
-    """Comma-separated names of stages; None: the default ones.
+def stage_names(stages: str | None, norm: str = "linf") -> tuple[str, ...]:
+    """Comma-separated names of stages; None: the default ones for a norm.
 
     >>> stage_names("ibp, crown")
     ('ibp', 'crown')
     """
-    return DEFAULT_STAGES if stages is None else tuple(name.strip() for name in stages.split(",") if name.strip())
+    return default_stages(norm) if stages is None else tuple(name.strip() for name in stages.split(",") if name.strip())
 
 
 def _sample_count(samples: int | None, available: int) -> int:

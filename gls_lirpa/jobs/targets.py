@@ -25,10 +25,12 @@ class Target:
     eps: float | None
     device: str
     results: Path
+    norm: str = "linf"
 
-    def folder(self, eps: float, split: str) -> Path:
+    def folder(self, eps: float, split: str, norm: str = "linf") -> Path:
         """Where results go unless the user says otherwise."""
-        return self.results.with_name(f"{self.results.name}-eps{eps:.6g}-{split}")
+        radius = f"eps{eps:.6g}" if norm == "linf" else f"{norm}-eps{eps:.6g}"
+        return self.results.with_name(f"{self.results.name}-{radius}-{split}")
 
 
 def is_onnx(path: Path) -> bool:
@@ -55,7 +57,7 @@ def load_target(
         if not path.exists() and (is_onnx(path) or path.suffix):
             raise CheckpointError(f"{str(path)!r} does not exist")
         run = load_run(path, data_root=data_root, net=net)
-        return Target(run.model, run.dataset, run.config.eps, run.config.device, path / "certify")
+        return Target(run.model, run.dataset, run.config.eps, run.config.device, path / "certify", run.config.norm)
     if dataset is None:
         raise ConfigError(f"{str(path)!r} is a network without data: add --dataset and --eps, or --vnnlib")
     if is_onnx(path):

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gls_lirpa.base.balls import check_norm
 from gls_lirpa.base.boxes import check_eps, check_labels, linf_box, margin_spec
 from gls_lirpa.engine.batchnorm import Statistics, in_train_mode
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.refusal import check_l2_training
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
 from gls_lirpa.losses.terms import LOSSES, LossInput, margin_cross_entropy, robust
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
@@ -40,7 +42,8 @@ class CertifiedLoss:
 
     ``loss`` names the worst-case term (``robust`` over ``relaxation``, ``pgd``, …; see ``LOSSES``)
     and ``natural_weight`` is κ. ``l1`` weighs Σ|w|. ``warmup`` weighs the tightness and balance
-    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. ``teacher`` is the
+    penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. ``norm``: of the balls, ``linf``
+    or ``l2``; the latter for loss ``robust`` over ``ibp``, ``crown-ibp`` or ``crown``. ``teacher`` is the
     network that a loss such as ``distill`` learns from. The network's train/eval flag is obeyed; in train mode
     BatchNorm uses the clean batch's statistics.
 
@@ -63,6 +66,7 @@ class CertifiedLoss:
         warmup: float = 0.0,
         chunk_mib: int | None = None,
         teacher: nn.Module | None = None,
+        norm: str | float = "linf",
         **options: float,
     ) -> None:
         if not 0.0 <= natural_weight <= 1.0:
@@ -71,7 +75,8 @@ class CertifiedLoss:
             raise ConfigError(f"l1 and warmup must be >= 0, got {l1} and {warmup}")
         self.model = model
         self.relaxation = get_relaxation(relaxation)
-        self.eps = check_eps(eps)
+        self.norm = check_norm(norm)
+        self.eps = check_eps(eps, self.norm)
         self.loss = LOSSES.get(loss)
         self._term = self.loss.configured(options)
         if (teacher is not None) != self.loss.teacher:
@@ -81,6 +86,7 @@ class CertifiedLoss:
                 else f"loss {self.loss.name!r} learns from no teacher: remove it, or use loss 'distill'"
             )
         self.teacher = teacher
+        check_l2_training(self.norm, self.loss.name, self.relaxation.name, warmup)
         self._weights = {"natural_weight": natural_weight, "l1": l1, "warmup": warmup}
         self._chunk_mib = chunk_mib
         self._options = options
@@ -106,6 +112,7 @@ class CertifiedLoss:
             "eps": self.eps,
             "loss": self.loss.name,
             "chunk_mib": self._chunk_mib,
+            "norm": self.norm,
             "teacher": copy.deepcopy(self.teacher).cpu() if self.teacher is not None else None,
         }
         return CertifiedLossFactory(copy.deepcopy(self.model).cpu(), options)
@@ -113,7 +120,7 @@ class CertifiedLoss:
     def __call__(
         self, x: Tensor, y: Tensor, *, eps: float | None = None, generator: torch.Generator | None = None
     ) -> Tensor:
-        radius = self.eps if eps is None else check_eps(eps)
+        radius = self.eps if eps is None else check_eps(eps, self.norm)
         worst = self._worst_weight(radius)
         engine = self.engine(x)
         check_labels(y, engine.classes)
@@ -122,7 +129,8 @@ class CertifiedLoss:
         if worst < 1.0 or in_train_mode(self.model):
             logits, statistics = engine.forward(x)
         growing = radius < self.eps
-        batch = LossInput(engine, self.relaxation, x, y, radius, statistics, generator, growing, self.teacher)
+        given = (radius, statistics, generator, growing, self.teacher, self.norm)
+        batch = LossInput(engine, self.relaxation, x, y, *given)
         total = self._beside(batch, logits)
         return total + worst * self._term(batch) if worst > 0.0 else total
 
@@ -141,14 +149,15 @@ class CertifiedLoss:
         None, with nothing written, where this loss goes one at a time: for bounds see
         ``BoundEngine.population_margins``; other losses, and subclasses with a call of their own, have no such form.
         """
-        radius = self.eps if eps is None else check_eps(eps)
+        radius = self.eps if eps is None else check_eps(eps, self.norm)
         worst = self._worst_weight(radius)
         own = type(self).__call__ is CertifiedLoss.__call__
         if not own or self.loss.term is not robust or worst == 0.0:
             return None
         engine = self.engine(x)
         check_labels(y, engine.classes)
-        batch = LossInput(engine, self.relaxation, x, y, radius, {}, generator, growing=radius < self.eps)
+        growing = radius < self.eps
+        batch = LossInput(engine, self.relaxation, x, y, radius, {}, generator, growing, norm=self.norm)
         beside: list[Tensor] = []
 
         def members() -> Iterator[None]:

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gls_lirpa.attacks import pgd_points
-from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.balls import region
+from gls_lirpa.base.boxes import Box
 from gls_lirpa.base.options import Option, Options, Value
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
@@ -40,10 +41,11 @@ class LossInput:
     generator: torch.Generator | None = None
     growing: bool = False
     teacher: nn.Module | None = None
+    norm: str = "linf"
 
     @property
     def box(self) -> Box:
-        return linf_box(self.x, self.eps)
+        return region(self.x, self.eps, self.norm)
 
     def logits(self, x: Tensor) -> Tensor:
         """The network at ``x`` under the clean batch's statistics, running statistics untouched."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from gls_lirpa.base.balls import check_norm
 from gls_lirpa.base.boxes import check_eps
 from gls_lirpa.base.checks import require
 from gls_lirpa.base.options import Value
@@ -22,6 +23,7 @@ from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS, EstimatorMethod
 from gls_lirpa.losses import LOSSES
+from gls_lirpa.losses.refusal import check_l2_training
 from gls_lirpa.models import MODELS
 from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
@@ -53,6 +55,7 @@ class TrainConfig:
     relaxation: str = "crown"
     estimator: str = "grad"
     eps: float = 0.1
+    norm: str = "linf"
     eps_factor: float = 1.0
     natural_weight: float = 0.0
     l1: float = 0.0
@@ -94,9 +97,11 @@ class TrainConfig:
         if ".py:" not in self.net and self.net != CUSTOM:
             object.__setattr__(self, "net", MODELS.canonical(self.net))
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
-        object.__setattr__(self, "eps", check_eps(self.eps))
+        object.__setattr__(self, "norm", check_norm(self.norm))
+        object.__setattr__(self, "eps", check_eps(self.eps, self.norm))
         wide = "eps_factor > 0 and eps * eps_factor <= 1"
-        require(0 < self.eps_factor < math.inf and self.trained_eps <= 1, wide, self.eps_factor)
+        within = self.norm == "l2" or self.trained_eps <= 1
+        require(0 < self.eps_factor < math.inf and within, wide, self.eps_factor)
         if self.padding not in PADDINGS:
             raise ConfigError(f"unknown padding {self.padding!r}: expected one of {', '.join(PADDINGS)}")
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
@@ -113,6 +118,7 @@ class TrainConfig:
         object.__setattr__(self, "loss_options", loss.options.checked(f"loss {self.loss!r}", self.loss_options))
         object.__setattr__(self, "estimator_options", estimator.checked(self.estimator_options))
         relaxation.configured(self.relaxation_options)
+        check_l2_training(self.norm, self.loss, self.relaxation, self.warmup)
         if loss.teacher != (self.teacher is not None):
             raise ConfigError(
                 f"loss {self.loss!r} needs --teacher RUN, the run folder of a trained network"
@@ -140,7 +146,8 @@ class TrainConfig:
         return RELAXATIONS.get(self.relaxation).configured(self.relaxation_options)
 
     def eps_schedule(self) -> EpsSchedule:
-        return EpsSchedule(self.trained_eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape)
+        most = 1.0 if self.norm == "linf" else math.inf
+        return EpsSchedule(self.trained_eps, self.eps_warmup_epochs, self.eps_anneal_epochs, self.eps_shape, most)
 
     def lr_schedule(self) -> StepDecay:
         return StepDecay(self.lr, factor=self.lr_factor, milestones=self.milestones)

@@ -15,6 +15,10 @@ WIDE = 120
 """A terminal of so many columns has room for a bar as well."""
 
 
+def _norm(config: TrainConfig) -> str:
+    return "" if config.norm == "linf" else f" ({config.norm})"
+
+
 class ConsoleReporter:
     """A progress bar with loss, held-out accuracies, ε, a population's σ and spread, and the share of unstable ReLUs.
 
@@ -33,13 +37,14 @@ class ConsoleReporter:
             refresh_per_second=4,
         )
         self._epochs = 0
+        self._numbers: dict[str, float] = {}
         self._held_out: list[str] = []
         self._speed: list[str] = []
 
     def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None:
         self._epochs = config.epochs
         self._console.print(
-            f"{config.method} · {config.net} · {config.dataset} · eps={config.eps:.4g} · "
+            f"{config.method} · {config.net} · {config.dataset} · eps={config.eps:.4g}{_norm(config)} · "
             f"preset {config.preset or 'none'} · seed {config.seed} → {folder}",
             highlight=False,
         )
@@ -49,9 +54,12 @@ class ConsoleReporter:
 
     def stepped(self, numbers: dict[str, float]) -> None:
         done = self._progress.tasks[0].completed
-        epoch = f"{min(int(done) // self._steps_per_epoch + 1, self._epochs)}/{self._epochs}"
-        text = fitted(self._parts(numbers), self._room(epoch))
-        self._progress.update(self._task, advance=1, epoch=epoch, numbers=text)
+        self._numbers = numbers
+        self._show(f"{min(int(done) // self._steps_per_epoch + 1, self._epochs)}/{self._epochs}", advance=1)
+
+    def _show(self, epoch: str, *, advance: int) -> None:
+        text = fitted(self._parts(self._numbers), self._room(epoch))
+        self._progress.update(self._task, advance=advance, epoch=epoch, numbers=text)
 
     def _parts(self, numbers: dict[str, float]) -> list[str]:
         """The most wanted first."""
@@ -69,6 +77,8 @@ class ConsoleReporter:
     def epoch_ended(self, row: dict[str, Any]) -> None:
         self._held_out = [f"nat {row['natural']:.1f} cert {row['certified']:.1f}", f"unst {row['unstable']:.1f} %"]
         self._speed = [f"{row['evaluations_per_second']:.0f} eval/s"] if row["sigma"] > 0 else []
+        if self._numbers:
+            self._show(f"{row['epoch']}/{self._epochs}", advance=0)
         if not self._console.is_terminal:
             numbers = " ".join([*self._held_out, *self._speed])
             line = f"epoch {row['epoch']}/{self._epochs} loss {row['loss']:.4f} eps {row['eps']:.4f}"

@@ -4,42 +4,64 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gls_lirpa.data import Dataset
 from gls_lirpa.models import count_parameters
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.runs import dataset_of
+from gls_lirpa.training.schedules import EpsSchedule
 from gls_lirpa.training.trainer import Trainer
 
 PROBED_POPULATION = 4
 PROBED_STEPS = 3
+SCHEDULE_POINTS = 8
+"""Radii of the schedule, evenly over the epochs, whose steps are interpolated."""
+STABLE_SHARE = 1e-3
+"""At this share of the radius almost no neuron is unstable, as after successful training at the full radius."""
+SIMILAR = 1.25
+"""Times that differ by less are one time."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """``step_seconds``: of one step at full radius; ``mebibytes``: the most memory the process has had so far."""
+    """``step_seconds``: of one step at full radius and the first weights, where most neurons are unstable, and
+    ``stable_seconds`` where almost none are; ``mebibytes``: the most memory the process has had so far.
+    """
 
     layers: str
     parameters: int
     samples: int
     steps_per_epoch: int
     step_seconds: float
+    stable_seconds: float
     mebibytes: float
 
-    @property
-    def epoch_seconds(self) -> float:
-        return self.step_seconds * self.steps_per_epoch
+    def seconds(self, config: TrainConfig) -> tuple[float, float]:
+        """The least and the most that a whole run's steps take.
+
+        Bounds cost what unstable neurons cost. The most: a network that stays as unstable as it is at first, with
+        a cost proportional to the radius that its schedule has reached. The least: one without unstable neurons.
+        """
+        schedule, steps = config.eps_schedule(), self.steps_per_epoch * config.epochs
+        times = [config.epochs * (i + 0.5) / SCHEDULE_POINTS for i in range(SCHEDULE_POINTS)]
+        reached = sum(schedule.at(time) for time in times) / SCHEDULE_POINTS
+        share = reached / config.trained_eps if config.trained_eps > 0 else 1.0
+        least = min(self.stable_seconds, self.step_seconds)
+        return least * steps, (least + share * (self.step_seconds - least)) * steps
 
 
-def probe(config: TrainConfig, dataset: Dataset | None = None) -> Probe:
-    """Take a few steps at the run's full radius, with PGPE's population shortened and its time multiplied.
+def probe(config: TrainConfig, dataset: Dataset | None = None, *, warm: bool = False) -> Probe:
+    """Take a few steps at the run's full radius and at a tiny one, with PGPE's population shortened and its time
+    multiplied.
 
-    ``dataset``: instead of the run's own.
+    ``dataset``: instead of the run's own; ``warm``: at the weights of ``init_from``, which must be there then.
 
     >>> found = probe(TrainConfig(net="cnn3-tiny", relaxation="ibp", limit=100, batch_size=50))
     >>> found.steps_per_epoch, found.step_seconds > 0
@@ -49,17 +71,19 @@ def probe(config: TrainConfig, dataset: Dataset | None = None) -> Probe:
     if config.estimator == "pgpe":
         factor = options.get("population", 256) / PROBED_POPULATION
         options["population"] = PROBED_POPULATION
-    short = dataclasses.replace(config, estimator_options=options, actors=0, init_from=None)
+    start = config.init_from if warm else None
+    short = dataclasses.replace(config, estimator_options=options, actors=0, init_from=start)
     trainer = Trainer(short, dataset_of(config) if dataset is None else dataset)
     trainer.position.epoch = config.epochs - 1
     data = trainer.dataset.train
     x, y = data.batch(range(min(config.batch_size, len(data))), config.device)
+    weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     spent = []
     try:
-        for _ in range(PROBED_STEPS):
-            start = time.monotonic()
-            trainer.step(x, y)
-            spent.append(time.monotonic() - start)
+        for share in (1.0, STABLE_SHARE):
+            trainer.model.load_state_dict(weights)
+            trainer.eps_schedule = EpsSchedule(share * config.trained_eps, most=math.inf)
+            spent.append(factor * min(_seconds(trainer, x, y) for _ in range(PROBED_STEPS)) / max(config.actors, 1))
     finally:
         trainer.estimator.close()
     return Probe(
@@ -67,9 +91,16 @@ def probe(config: TrainConfig, dataset: Dataset | None = None) -> Probe:
         parameters=count_parameters(trainer.model),
         samples=len(data),
         steps_per_epoch=trainer.steps_per_epoch,
-        step_seconds=factor * min(spent) / max(config.actors, 1),
+        step_seconds=spent[0],
+        stable_seconds=spent[1],
         mebibytes=_peak_mebibytes(config.device),
     )
+
+
+def _seconds(trainer: Trainer, x: Tensor, y: Tensor) -> float:
+    start = time.monotonic()
+    trainer.step(x, y)
+    return time.monotonic() - start
 
 
 def _peak_mebibytes(device: str) -> float:
@@ -85,7 +116,6 @@ def _peak_mebibytes(device: str) -> float:
 
 def describe(config: TrainConfig, found: Probe) -> str:
     """The answer of ``glscert train --dry-run``; the configuration is a file for ``--config``."""
-    total = found.epoch_seconds * config.epochs
     return "\n".join(
         [
             json.dumps(config.to_dict(), indent=2),
@@ -94,11 +124,24 @@ def describe(config: TrainConfig, found: Probe) -> str:
             f"network     {config.net}, {found.parameters:,} parameters",
             *(f"            {line.strip()}" for line in found.layers.splitlines()[1:-1]),
             f"data        {config.dataset}, {found.samples:,} samples, {found.steps_per_epoch} steps per epoch",
-            f"time        {duration(found.epoch_seconds)} per epoch, {duration(total)} for {config.epochs} epochs "
-            "(from a short probe at full radius, without evaluation)",
+            *_time(config, found),
             f"memory      {found.mebibytes:,.0f} MiB at the most",
         ]
     )
+
+
+def _time(config: TrainConfig, found: Probe) -> list[str]:
+    least, most = found.seconds(config)
+    epochs = f"{config.epochs} epoch{'s' * (config.epochs != 1)}"
+    note = "from a few steps on this machine as busy as it is now, without evaluation"
+    if most < SIMILAR * least:
+        return [f"time        {duration(most / config.epochs)} per epoch, {duration(most)} for {epochs} ({note})"]
+    return [
+        f"time        {duration(least)} to {duration(most)} for {epochs}, "
+        f"{duration(least / config.epochs)} to {duration(most / config.epochs)} per epoch",
+        f"            ({note};",
+        "            the most if the network stays as unstable as it is now, the least if training makes it stable)",
+    ]
 
 
 def duration(seconds: float) -> str:

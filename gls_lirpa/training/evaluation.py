@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gls_lirpa.base.boxes import linf_box, margin_spec
+from gls_lirpa.base.balls import region
+from gls_lirpa.base.boxes import margin_spec
 from gls_lirpa.base.modes import evaluating
 from gls_lirpa.data import Split
 from gls_lirpa.engine.bounds import BoundEngine
@@ -30,6 +31,7 @@ def held_out_accuracy(
     split: Split,
     *,
     eps: float,
+    norm: str,
     relaxation: Relaxation,
     samples: int,
     device: str,
@@ -44,7 +46,7 @@ def held_out_accuracy(
             natural += int(right.sum())
             if right.any():
                 spec = margin_spec(y[right], engine.classes, x.dtype)
-                bounds = engine.bounds(linf_box(x[right], eps), spec, relaxation)
+                bounds = engine.bounds(region(x[right], eps, norm), spec, relaxation)
                 certified += int((bounds.lower > 0).all(1).sum())
                 for lower, upper in bounds.intermediate.values():
                     unstable += int(((lower < 0) & (upper > 0)).sum())

@@ -123,7 +123,7 @@ def train_job(
     console = Console(stderr=True)
     config = _resumed_config(out, options, config_file) if resume else make_config(options, config_file)
     if dry_run:
-        Console(soft_wrap=True, highlight=False, markup=False).print(describe(config, probe(config)))
+        Console(soft_wrap=True, highlight=False, markup=False).print(describe(config, probe(config, warm=True)))
         return
     listeners = [ConsoleReporter(console), *loggers(log)]
     folder = out or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -137,6 +137,7 @@ def train_job(
             f"trained {summary['epochs']} epochs in {summary['seconds']:.0f} s: natural {summary['natural']:.1f} %, "
             f"certified {summary['certified']:.1f} % on {summary['held_out']}; next: glscert certify {folder}",
             highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -25,6 +25,8 @@ _JOINT = 0.25
 class EpsSchedule:
     """ε: 0 for ``warmup_epochs``, then annealed over ``anneal_epochs``, then ``target`` for good.
 
+    ``most``: the largest radius that makes sense, which is 1 for pixels in ℓ∞.
+
     With u the annealed fraction in [0, 1]:
 
     * ``linear``: ε = target · u
@@ -41,9 +43,10 @@ class EpsSchedule:
     warmup_epochs: float = 0.0
     anneal_epochs: float = 0.0
     shape: str = "smooth"
+    most: float = 1.0
 
     def __post_init__(self) -> None:
-        require(0.0 <= self.target <= 1.0, "0 <= eps <= 1", self.target)
+        require(0.0 <= self.target <= self.most, f"0 <= eps <= {self.most:g}", self.target)
         for name in ("warmup_epochs", "anneal_epochs"):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= 0, f"{name} >= 0", value)

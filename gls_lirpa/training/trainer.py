@@ -56,6 +56,7 @@ class Trainer:
             self.model,
             config.chosen_relaxation(),
             eps=config.trained_eps,
+            norm=config.norm,
             loss=config.loss,
             natural_weight=config.natural_weight,
             l1=config.l1,
@@ -67,7 +68,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr)
         self.position = Position()
         self.average: dict[str, Tensor] = {}
-        self._eps, self._lr = config.eps_schedule(), config.lr_schedule()
+        self.eps_schedule, self._lr = config.eps_schedule(), config.lr_schedule()
         self._sigma = config.sigma_schedule()
         # BatchNorm cannot normalise a last batch of a single sample.
         self.drop_last = bool(batchnorms(self.model)) and len(dataset.train) % config.batch_size == 1
@@ -110,7 +111,7 @@ class Trainer:
         """One optimizer step at the current position."""
         config, position = self.config, self.position
         time_ = position.epoch + position.batch / self.steps_per_epoch
-        eps, lr = self._eps.at(time_), self._lr.at(time_)
+        eps, lr = self.eps_schedule.at(time_), self._lr.at(time_)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if self._sigma is not None:
@@ -156,6 +157,7 @@ class Trainer:
             self.criterion.engine(x),
             split,
             eps=config.eps,
+            norm=config.norm,
             relaxation=_monitor(config),
             samples=config.eval_samples,
             device=config.device,
@@ -163,7 +165,7 @@ class Trainer:
         last = position.epoch + (position.batch - 1) / self.steps_per_epoch
         row = {
             "epoch": position.epoch + 1,
-            "eps": self._eps.at(last),
+            "eps": self.eps_schedule.at(last),
             "lr": self._lr.at(last),
             "loss": position.loss / max(position.samples, 1),
             "natural": held_out.natural,

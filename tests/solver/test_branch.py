@@ -49,7 +49,7 @@ def _expected(prop: Property) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
     verdicts = []
-    for seed in range(8):
+    for seed in range(4):
         stages = bab(), bab(PLAIN), bab(RENEWING), oracle()
         for prop in near_boundary(kind, seed, 6):
             exhaustive = exact_margins(prop.subject.model, prop.samples.box, prop.samples.labels)
@@ -60,13 +60,13 @@ def test_branch_and_bound_equals_milp_equals_enumeration(kind: str) -> None:
                 assert found.exhausted == [False]
                 assert expected in ("either", _check(prop, found))
             verdicts.append(expected)
-    assert verdicts.count("verified") >= 3 and verdicts.count("counterexample") >= 3
+    assert verdicts.count("verified") >= 2 and verdicts.count("counterexample") >= 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_branch_and_bound_equals_milp_on_wider_networks(kind: str) -> None:
     nodes = properties = 0
-    for seed in range(100, 106):
+    for seed in range(100, 104):
         stages = bab(), bab(replace(PLAIN, batch_size=16)), bab(RENEWING)
         for prop in near_boundary(kind, seed, 20):
             expected = _expected(prop)
@@ -75,7 +75,7 @@ def test_branch_and_bound_equals_milp_on_wider_networks(kind: str) -> None:
                 assert found.exhausted == [False] and expected in ("either", _check(prop, found))
             nodes += search_of(stages[1].settings, prop).nodes
             properties += 1
-    assert properties >= 8 and nodes > 3 * properties  # the trees were not trivial
+    assert properties >= 4 and nodes > 3 * properties  # the trees were not trivial
 
 
 def test_a_margin_at_the_threshold_gets_its_exact_minimum() -> None:
@@ -200,12 +200,12 @@ def test_new_slopes_on_the_way_down_keep_the_limit_and_the_verdict(at_once: int,
     assert (outcome.lower <= hard.minima + 1e-5).all()
     proof = AIM * max(1.0, float(hard.subject.model(hard.samples.box.center).abs().max()))
     ended = 0
-    for limit in range(10, 50):
+    for limit in range(10, 50, 3):
         stopped = search_of(replace(settings, max_nodes=limit), hard)
         assert stopped.nodes <= limit
         ended += stopped.exhausted
         assert stopped.exhausted == (float(stopped.lower.min()) <= proof)
-    assert 5 <= ended < 40
+    assert 2 <= ended < 14
     again = search_of(replace(settings, max_nodes=limit), hard)
     assert torch.equal(again.lower, stopped.lower) and again.nodes == stopped.nodes
 

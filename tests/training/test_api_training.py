@@ -158,6 +158,14 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: dict[str, Any], messag
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_is_shown_in_one_line_and_says_which_data_is_missing(tmp_path: Path) -> None:
+    run = gls_lirpa.train(dataset=toy(), out=tmp_path / "run", eps=0.05, progress=False, **QUICK)
+    shown = repr(run)
+    assert "robust·ibp·grad, cnn3-tiny, custom, eps=0.05, 2 of 2 epochs, natural" in shown and "\n" not in shown
+    with pytest.raises(GLSError, match=r"no test split here; pass test=\(x, y\)"):
+        run.certify()
+
+
 def test_splits_of_own_data_share_no_sample() -> None:
     x, y = toy(40)
     data = own_dataset((x, y), val_fraction=0.25, seed=3)
