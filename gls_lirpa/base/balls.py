@@ -27,6 +27,7 @@ _ROUNDING = 1 + 2.0**-20
 class Ball(Box):
     """All x with ‖x − middle‖₂ ≤ radius that lie in the box; one ball per sample, of one radius.
 
+    >>> import torch
     >>> ball = l2_ball(torch.full((2, 3), 0.5), 0.1)
     >>> len(ball[:1]), ball.radius > 0.1, round(float(ball.upper[0, 0]), 6)
     (1, True, 0.6)
@@ -57,7 +58,7 @@ def l2_ball(x: Tensor, eps: float, *, low: float = -math.inf, high: float = math
 
     Raises ConfigError for a radius that is negative or not finite, DataError for inputs that are not floating-point.
 
-    >>> import gls_lirpa
+    >>> import torch, gls_lirpa
     >>> model, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)), torch.rand(2, 4)
     >>> engine = gls_lirpa.BoundEngine(model, x)
     >>> engine.margins(l2_ball(x, 0.1), torch.tensor([0, 2]), gls_lirpa.get_relaxation("crown")).shape
@@ -75,6 +76,7 @@ def l2_ball(x: Tensor, eps: float, *, low: float = -math.inf, high: float = math
 def region(x: Tensor, eps: float, norm: str) -> Box:
     """The ball of a norm around pixels.
 
+    >>> import torch
     >>> type(region(torch.rand(1, 2), 0.1, "l2")).__name__
     'Ball'
     """
