@@ -46,8 +46,6 @@ def test_cells_that_were_not_asked_for_are_missing_from_the_report(tmp_path: Pat
         assert page is not None and f"only the cells of {only[0]}" in page.read_text()
 
 
-
-
 def test_an_interrupted_suite_goes_on_where_it_stopped(tmp_path: Path) -> None:
     check_interruption(tmp_path, workers=1)
 

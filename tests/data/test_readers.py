@@ -30,28 +30,7 @@ from tests.helpers.datasets import (
 Case = Callable[[Path], str]
 
 
-
 # ---------------------------------------------------------------- files in the official layouts
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 # ---------------------------------------------------------------- reading

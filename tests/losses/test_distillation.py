@@ -95,9 +95,7 @@ def test_a_run_learns_from_another(glscert: Glscert, tmp_path: Path) -> None:
     common = ["--limit", "60", "--epochs", "1", "--estimator", "grad"]
     assert glscert("train", *common, "--loss", "pgd", "--net", "cnn3", "--out", tmp_path / "teacher").code == 0
     student = ["--loss", "distill", "--relaxation", "crown", "--net", "cnn3-tiny", "--set", "steps=2"]
-    trained = glscert(
-        "train", *common, *student, "--teacher", tmp_path / "teacher", "--out", tmp_path / "student"
-    )
+    trained = glscert("train", *common, *student, "--teacher", tmp_path / "teacher", "--out", tmp_path / "student")
     assert trained.code == 0, trained.err
     missing = glscert("train", *common, *student, "--teacher", tmp_path / "nobody", "--out", tmp_path / "other")
     assert missing.code == 2 and "nobody" in missing.err

@@ -120,9 +120,7 @@ def test_resume_goes_on_with_the_same_data_alone(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(GLSError, match="interrupted"):
-        gls_lirpa.train(
-            dataset=toy(), out=tmp_path / "parts", eps=0.05, progress=False, reporters=[Stop()], **QUICK
-        )
+        gls_lirpa.train(dataset=toy(), out=tmp_path / "parts", eps=0.05, progress=False, reporters=[Stop()], **QUICK)
     x, y = toy()
     with pytest.raises(GLSError, match="begun with other data"):
         gls_lirpa.train(dataset=(x, 1 - y), out=tmp_path / "parts", eps=0.05, resume=True, progress=False, **QUICK)
