@@ -216,6 +216,8 @@ class BoundEngine(Primitives):
     def _check(self, box: Box, spec: Tensor) -> None:
         if not len(box):
             raise DataError("bounds need at least one sample, got an empty batch")
+        if not isinstance(spec, Tensor):
+            raise DataError(f"expected a specification, a tensor (batch, rows, classes), got {type(spec).__name__}")
         if spec.dim() != 3 or len(spec) != len(box) or spec.shape[2] != self.classes:
             raise DataError(
                 f"expected a specification of shape ({len(box)}, rows, {self.classes}), got {tuple(spec.shape)}"

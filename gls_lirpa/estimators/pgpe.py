@@ -130,12 +130,15 @@ class PGPE(Pooled):
 
     def tell(self, losses: Sequence[float] | Tensor) -> Tensor:
         """The mean of the losses of the members last asked for, in their order; its ``backward()`` delivers the
-        estimate. Raises ConfigError without a population, or for another number of losses."""
-        asked, self._asked = self._asked, None
+        estimate. Raises ConfigError without a population, for another number of losses, or for one that is not finite.
+        """
+        asked = self._asked
         if asked is None:
             raise ConfigError("tell() needs a population: call ask() first, and once for each tell()")
         values = torch.as_tensor(losses, dtype=torch.float64).detach().cpu()
         require(values.shape == (len(asked),), f"{len(asked)} losses, one per member", tuple(values.shape))
+        require(bool(values.isfinite().all()), "finite losses", float(values[~values.isfinite()][:1].sum()))
+        self._asked = None
         return self._estimate(asked.task, in_blocks(asked.seeds), values.reshape(-1, 2))
 
     def _estimate(self, task: Task, blocks: list[Any], losses: Tensor) -> Tensor:

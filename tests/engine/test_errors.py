@@ -199,3 +199,9 @@ def test_networks_that_change_by_being_called_are_refused(how: str, message: str
 
 def test_a_network_may_keep_what_it_computed() -> None:
     BoundEngine(Remembering("kept").eval(), torch.rand(2, 4))
+
+
+def test_a_specification_that_is_none() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3)), torch.rand(1, 4)
+    with pytest.raises(DataError, match="expected a specification, a tensor"):
+        BoundEngine(model, x).bounds(linf_box(x, 0.1), None, RELAXATIONS.get("ibp"))

@@ -65,6 +65,9 @@ def test_tell_needs_what_was_asked() -> None:
     asking.ask()
     with pytest.raises(GLSError, match=r"expected 8 losses, one per member, got \(6,\)"):
         asking.tell([0.0] * 6)
+    with pytest.raises(GLSError, match="expected finite losses, got nan"):
+        asking.tell([0.0] * 7 + [float("nan")])
+    assert float(asking.tell([1.0] * 8)) == 1.0  # what was wrong before did not lose the population
     with pytest.raises(GLSError, match="without a loss"):
         asking()
 
