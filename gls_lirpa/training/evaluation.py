@@ -31,7 +31,7 @@ def held_out_accuracy(
     split: Split,
     *,
     eps: float,
-    norm: str,
+    norm: str = "linf",
     relaxation: Relaxation,
     samples: int,
     device: str,
