@@ -135,7 +135,7 @@ def test_known_bounds_are_kept(hard: Property) -> None:
 def test_a_timeout_is_a_value_in_time(hard: Property) -> None:
     stage = bab(replace(WEAK, batch_size=2))
     stage(hard.subject, hard.samples, timeout=0.0)  # builds the form's network once
-    for limit in (0.0, 0.02):
+    for limit in (0.0, 1e-4):
         started = time.monotonic()
         found = stage(hard.subject, hard.samples, timeout=limit)
         assert time.monotonic() - started < limit + 2.0
