@@ -49,6 +49,14 @@ Tensors = dict[str, tuple[Tensor, Tensor | None]]
 a scaling's (factor, offset) of its shape. Bounds take them with another axis in front, the members of a population."""
 
 
+@dataclass(frozen=True)
+class Chain:
+    """ReLUs and the convolutions that they are of, from the top down to the input, nothing else in between."""
+
+    pairs: tuple[tuple[Layer, Layer], ...]
+    input: Layer
+
+
 class RowNetwork:
     """The layers of a graph, inputs first; raises UnsupportedLayerError where one has no such form.
 
@@ -67,6 +75,8 @@ class RowNetwork:
         self.relus = [layer for layer in self.layers.values() if layer.kind == "relu"]
         self.bounded = list(dict.fromkeys(layer.inputs[0] for layer in self.relus))
         self.consumers = Counter(name for layer in self.layers.values() for name in layer.inputs)
+        chains = ((relu.name, self._chain(relu)) for relu in self.relus)
+        self.chains = {name: chain for name, chain in chains if chain is not None}
 
     def _add(self, node: Node, uses: Counter[str]) -> None:
         inputs = tuple(self._alias[name] for name in node.inputs)
@@ -113,6 +123,19 @@ class RowNetwork:
         if node.form == "elementwise" and self.layers[inputs[0]].outer == node.shape:
             return Layer(kind="scale", shape=self.layers[inputs[0]].shape, **common)
         raise UnsupportedLayerError(f"node {node.name!r} has no row form")
+
+    def _chain(self, layer: Layer) -> Chain | None:
+        """What is below a ReLU, where it is a chain."""
+        pairs: list[tuple[Layer, Layer]] = []
+        while layer.kind == "relu":
+            conv = self.layers[layer.inputs[0]]
+            if conv.kind != "conv":
+                return None
+            pairs.append((layer, conv))
+            layer = self.layers[conv.inputs[0]]
+            if max(self.consumers[conv.name], self.consumers[layer.name]) > 1:
+                return None
+        return Chain(tuple(pairs), layer) if layer.kind == "input" else None
 
     def ancestors(self, layer: Layer) -> list[str]:
         """The names of a layer and all below it, inputs first."""

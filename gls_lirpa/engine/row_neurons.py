@@ -7,11 +7,13 @@ bounds made stable has none.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gls_lirpa.engine.row_compiled import compiled_chain
 from gls_lirpa.engine.row_members import count as members
 from gls_lirpa.engine.row_network import Layer, Pair, RowNetwork, Tensors
 from gls_lirpa.engine.row_patches import Patch, Rows
@@ -20,6 +22,9 @@ from gls_lirpa.engine.row_walk import Relaxed, lower_bounds, made
 PART_VALUES = 2**20
 """Coefficients that the rows of one pass may have at one layer: 4 MiB in float32, which was the fastest of 2 to 16 on
 a CPU with 2 MiB of cache per core."""
+
+BEGUN_VALUES = 2**22
+"""The same where kernels take the rows on, which need memory for their beginnings alone."""
 
 Index = tuple[Tensor, ...]
 """Sample, row, column and channel of neurons."""
@@ -69,7 +74,7 @@ class NeuronRows:
 
     def leaves(self, over: Relaxed) -> list[Tensor]:
         """The tensors that bounds depend on."""
-        self._sparse, self._boxes = over.sparse, over.prepared_boxes
+        self._like = over
         self._members, self._batch = members(over.tensors), len(over.center)
         found = [over.center, over.radius]
         for name in self._names:
@@ -77,7 +82,7 @@ class NeuronRows:
             found += over.slopes.get(name, ())
         return found
 
-    def _over(self, over_leaves: list[Tensor], prepared: Prepared) -> Relaxed:
+    def _over(self, over_leaves: list[Tensor], prepared: Prepared, *, valued: bool = True) -> Relaxed:
         center, radius, *rest = over_leaves
         tensors, slopes = {}, {}
         for name in self._names:
@@ -89,23 +94,29 @@ class NeuronRows:
                 shifted = self._shifted[name]
                 tensors[name] = rest[0], rest[1] if shifted else None
                 rest = rest[1 + shifted :]
-        boxes = prepared if self._boxes is made else self._boxes
-        return Relaxed(self._network, tensors, slopes, center, radius, prepared, boxes, sparse=self._sparse)
+        boxes = prepared if self._like.prepared_boxes is made else self._like.prepared_boxes
+        over = replace(self._like, tensors=tensors, slopes=slopes, center=center, radius=radius, valued=valued)
+        return replace(over, prepared=prepared, prepared_boxes=boxes)
 
     def parts(self, index: Index) -> list[Index]:
+        below = self._layer.inputs[0]
+        if compiled_chain(self._like, below) is not None:
+            return self._split(index, BEGUN_VALUES // (2 * self._network.layers[below].size))
         return self._split(index, PART_VALUES // (2 * self.largest))
 
     @staticmethod
     def _split(index: Index, size: int) -> list[Index]:
         return list(zip(*(torch.split(axis, max(1, size)) for axis in index), strict=True))
 
-    def __call__(self, index: Index, leaves: list[Tensor], prepared: Prepared) -> Tensor:
+    def __call__(self, index: Index, leaves: list[Tensor], prepared: Prepared, *, valued: bool = True) -> Tensor:
         """Lower bounds of neurons and of their negatives: (neurons, 2)."""
-        over = self._over(leaves, prepared)
+        over = self._over(leaves, prepared, valued=valued)
         sample, row, column, channel = index
         layer = self._layer
         if layer.kind == "dense":
-            return self._dense(over, sample, channel)
+            return self._begun(over, sample, channel, None)
+        if layer.kind == "conv" and compiled_chain(over, layer.inputs[0]) is not None:
+            return self._begun(over, sample, channel, (row, column))
         height, width, channels = layer.shape
         count, dtype, device = len(sample), over.center.dtype, over.center.device
         every = torch.arange(count, device=device)
@@ -121,16 +132,21 @@ class NeuronRows:
     def _rows(self, sample: Tensor, place: tuple[Tensor, Tensor] | None = None, places: Pair = (1, 1)) -> Rows:
         return Rows(sample, place, places, self._members, self._batch)
 
-    def _dense(self, over: Relaxed, sample: Tensor, channel: Tensor) -> Tensor:
-        """The coefficients of a dense layer's neuron are a row of its matrix."""
+    def _begun(self, over: Relaxed, sample: Tensor, channel: Tensor, place: tuple[Tensor, Tensor] | None) -> Tensor:
+        """The coefficients of a neuron are a row of a dense layer's matrix, or a channel's kernel at its ``place``."""
         layer = self._layer
         weight, offset = over.tensors[layer.name]
         below = self._network.layers[layer.inputs[0]]
         if self._members > 1:
-            channel = channel + sample // self._batch * layer.size
-        weight = over.prepared((layer.name, "rows"), lambda: weight.flatten(0, 1))
-        start = weight.index_select(0, channel).view(-1, *below.shape)
-        bounds = lower_bounds(over, below.name, Patch(signed(start), (0, 0), (0, 0)), self._rows(sample))
+            channel = channel + sample // self._batch * layer.shape[2]
+        if place is None:
+            weight = over.prepared((layer.name, "rows"), lambda: weight.reshape(-1, *below.shape))
+            rows, step, begin = self._rows(sample), (0, 0), (0, 0)
+        else:
+            weight = over.prepared((layer.name, "rows"), lambda: weight.permute(0, 1, 3, 4, 2).flatten(0, 1))
+            rows, step = self._rows(sample, place, layer.shape[:2]), layer.stride
+            begin = (-layer.padding[0], -layer.padding[1])
+        bounds = lower_bounds(over, below.name, Patch(signed(weight.index_select(0, channel)), step, begin), rows)
         if offset is None:
             return bounds
         shift = over.prepared((layer.name, "shift"), lambda: offset.flatten())
@@ -187,7 +203,7 @@ class _Recomputed(torch.autograd.Function):
         prepared, start = Prepared(), 0
         with torch.enable_grad():
             for part in ctx.job.parts(tuple(axis[rows] for axis in ctx.index)) if len(rows) else ():
-                bounds = ctx.job(part, leaves, prepared)
+                bounds = ctx.job(part, leaves, prepared, valued=False)
                 prepared.collect(bounds, gradient[start : start + len(bounds)])
                 start += len(bounds)
         found = iter(prepared.gradients([leaf for leaf in leaves if leaf.requires_grad]))

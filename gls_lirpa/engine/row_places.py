@@ -62,9 +62,9 @@ class PlaceRows(NeuronRows):
         rows = 2 * (self._channels.stop - self._channels.start)
         return self._split(index, PART_VALUES // (rows * self.largest))
 
-    def __call__(self, index: Index, leaves: list[Tensor], prepared: Prepared) -> Tensor:
+    def __call__(self, index: Index, leaves: list[Tensor], prepared: Prepared, *, valued: bool = True) -> Tensor:
         """Lower bounds of the neurons of places and of their negatives: (places, 2, neurons)."""
-        bounds = self._flat(index, self._over(leaves, prepared))
+        bounds = self._flat(index, self._over(leaves, prepared, valued=valued))
         return bounds.view(len(bounds), 2, -1)
 
     def _flat(self, index: Index, over: Relaxed) -> Tensor:

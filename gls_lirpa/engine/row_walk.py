@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gls_lirpa.engine.row_compiled import chain_bounds, compiled_chain
 from gls_lirpa.engine.row_members import dots, times
 from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors
 from gls_lirpa.engine.row_patches import (
@@ -44,7 +45,8 @@ class Relaxed:
     ``prepared(key, make)`` gives what several passes have in common: weights and maps in the form they need;
     ``prepared_boxes`` the same for boxes, which members of a population have in common too.
     ``row_slopes`` are lower slopes of some ReLUs for every row of a specification: (batch, rows, *map). ReLUs in
-    ``sparse`` have few unstable neurons.
+    ``sparse`` have few unstable neurons, those in ``crowded`` many channels and few dead neurons. Not ``valued``:
+    bounds are wanted for their derivatives alone, and may be anything themselves.
     """
 
     network: RowNetwork
@@ -56,6 +58,8 @@ class Relaxed:
     prepared_boxes: Callable[[Hashable, Callable[[], Tensor]], Tensor] = made
     row_slopes: Mapping[str, Tensor] = field(default_factory=dict)
     sparse: frozenset[str] = frozenset()
+    crowded: frozenset[str] = frozenset()
+    valued: bool = True
 
 
 def lower_bounds(relaxed_network: Relaxed, start: str, patch: Patch, rows: Rows) -> Tensor:
@@ -87,6 +91,8 @@ class _Walk:
             window = Window(patch, self._rows.over("sample"))
             center, radius = self._seen(layer, window, (self._over.center, self._over.radius), what="box")
             self._add(concretized(values, center, radius))
+        elif (chain := compiled_chain(self._over, layer.name)) is not None:
+            self._add(chain_bounds(self._over, chain, patch, self._rows))
         elif layer.kind == "relu":
             new, constant = self._relaxed(layer, patch)
             self._add(constant)

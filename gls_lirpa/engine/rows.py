@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine.row_alpha import one_step, optimised
+from gls_lirpa.engine.row_compiled import compiled_chain, is_crowded
 from gls_lirpa.engine.row_members import chosen, count, mapped
 from gls_lirpa.engine.row_network import Layer, RowNetwork, Tensors, to_inner, to_outer
 from gls_lirpa.engine.row_neurons import NeuronRows, Prepared, bounds
@@ -42,6 +43,7 @@ class State:
     intervals: dict[str, Interval] = field(default_factory=dict)
     slopes: dict[str, Slopes] = field(default_factory=dict)
     sparse: set[str] = field(default_factory=set)
+    crowded: set[str] = field(default_factory=set)
     boxes: Prepared = field(default_factory=Prepared)
 
     @property
@@ -69,6 +71,7 @@ class State:
             (upper - lower) / 2,
             prepared_boxes=made if torch.is_grad_enabled() else self.boxes,
             sparse=frozenset(self.sparse),
+            crowded=frozenset(self.crowded),
         )
 
     def parts(self, size: int) -> Iterator[State]:
@@ -80,7 +83,7 @@ class State:
             part = slice(first * self.batch, (first + size) * self.batch)
             slopes = {name: (a[part], b[part], c[part]) for name, (a, b, c) in self.slopes.items()}
             tensors = chosen(self.tensors, slice(first, first + size))
-            yield State(self.network, tensors, self.box, {}, slopes, self.sparse, self.boxes)
+            yield State(self.network, tensors, self.box, {}, slopes, self.sparse, self.crowded, self.boxes)
 
 
 def relaxed(network: RowNetwork, tensors: Tensors, box: Box, spec: Tensor, *, method: str) -> Bounds:
@@ -210,6 +213,8 @@ def _forward(network: RowNetwork, tensors: Tensors, box: Box, *, tighten: bool, 
             state.slopes[layer.name] = slopes
             if is_sparse(slopes):
                 state.sparse.add(layer.name)
+            if is_crowded(slopes):
+                state.crowded.add(layer.name)
     return state
 
 
@@ -256,7 +261,7 @@ def neuron_bounds(state: State, layer: Layer, index: tuple[Tensor, ...]) -> Tens
     ``index``: sample, row, column and channel of each, in ascending order.
     """
     over = state.relaxed()
-    if state.members == 1:
+    if state.members == 1 and compiled_chain(over, layer.inputs[0]) is None:
         found = by_places(state.network, layer, state.tensors, index)
         if found is not None:
             every = torch.cat([bounds(job, found.places, over) for job in found.jobs], dim=2)
