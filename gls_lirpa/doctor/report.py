@@ -13,6 +13,7 @@ from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa, versions
+from gls_lirpa.engine.row_compiled import kernels
 from gls_lirpa.errors import EngineError, GLSError
 from gls_lirpa.relaxations import RELAXATIONS
 
@@ -38,6 +39,7 @@ def examine() -> Iterator[Check]:
     for name in RELAXATIONS:
         yield _tried(f"bounds: {name}", lambda name=name: _bound(name), needed=True)  # type: ignore[misc]
     yield _tried("embedded data", _digits, needed=True)
+    yield _tried("numba (compiled bounds)", _compiled, needed=False)
     yield _tried("torchvision (downloads)", _torchvision, needed=False)
     yield _tried("ray and evotorch (actors)", _actors, needed=False)
 
@@ -71,6 +73,14 @@ def _digits() -> str:
     from gls_lirpa.data import load_dataset
 
     return f"digits, {len(load_dataset('digits').train)} training images"
+
+
+def _compiled() -> str:
+    if kernels() is None:
+        raise ImportError(
+            "bounds of convolutional networks take up to three times as long: pip install 'gls-lirpa[fast]'"
+        )
+    return f"version {importlib.import_module('numba').__version__}"
 
 
 def _torchvision() -> str:

@@ -38,7 +38,7 @@ def kernels() -> ModuleType | None:
     """The compiled kernels; None without numba."""
     try:
         from gls_lirpa.engine import row_kernels
-    except ImportError:
+    except (ImportError, SystemError):  # the latter where numba does not know the installed numpy
         return None
     return row_kernels
 

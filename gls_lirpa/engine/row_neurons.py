@@ -74,7 +74,8 @@ class NeuronRows:
 
     def leaves(self, over: Relaxed) -> list[Tensor]:
         """The tensors that bounds depend on."""
-        self._like = over
+        # Without what has a graph: later slopes lead back to the bounds that are computed here.
+        self._like = replace(over, tensors={}, slopes={}, center=over.center.detach(), radius=over.radius.detach())
         self._members, self._batch = members(over.tensors), len(over.center)
         found = [over.center, over.radius]
         for name in self._names:

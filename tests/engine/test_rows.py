@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box, margin_spec
-from gls_lirpa.engine import row_neurons, row_patches, row_places, row_relaxation
+from gls_lirpa.engine import row_compiled, row_neurons, row_patches, row_places, row_relaxation
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.rows import _distinct_rows
 from gls_lirpa.losses import CertifiedLoss
@@ -18,6 +18,15 @@ from tests.helpers import networks
 from tests.helpers.bounding import relaxation
 
 BOTH = ("ibp", "crown-ibp", "crown")
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Rows by compiled kernels where they can, and as without numba."""
+    way: str = request.param
+    if way == "torch":
+        monkeypatch.setattr(row_compiled, "kernels", lambda: None)
+    return way
 
 
 def on_rows(name: str) -> bool:
@@ -152,6 +161,8 @@ def test_layers_without_unstable_neurons(name: str, bias: float) -> None:
 
 SETTINGS = [
     (row_neurons, "PART_VALUES", 1),
+    (row_neurons, "BEGUN_VALUES", 1),
+    (row_compiled, "LEAST_ROWS", 1),
     (row_patches, "MATRIX_WASTE", 0.0),
     (row_patches, "MATRIX_WASTE", 1e9),
     (row_relaxation, "SPARSE_SHARE", -1.0),
