@@ -29,7 +29,7 @@ ARROWS: dict[str, str] = {
     "exchange": "base certification engine errors models",
     "analysis": "attacks base certification engine errors estimators losses relaxations training",
     "jobs": "base certification data errors estimators exchange losses models relaxations training zoo",
-    "doctor": "attacks base data engine errors relaxations",
+    "doctor": "attacks base data engine errors models relaxations",
     "bench": "analysis base certification data engine errors estimators jobs losses models relaxations training",
     "tuning": "base bench errors losses training",
     "api": "base certification data errors models training",

@@ -65,6 +65,19 @@ def test_doctor_really_computes_bounds(glscert: Glscert) -> None:
         assert f"bounds: {name}" in result.out
 
 
+def test_doctor_says_which_way_a_network_is_bounded(glscert: Glscert, tmp_path: Path) -> None:
+    assert "rows of unstable neurons: affine layers and ReLUs alone" in glscert("doctor", "--net", "cnn3-tiny").out
+    file = tmp_path / "net.py"
+    file.write_text(
+        "from torch import nn\n"
+        "def make(classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Sigmoid(), nn.Linear(8, classes))\n"
+    )
+    found = glscert("doctor", "--net", f"{file}:make")
+    assert found.code == 0 and "bounds by auto_LiRPA" in found.out and "Sigmoid" in found.out
+    assert glscert("doctor", "--net", "nope").code == 2
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = """
 import sys

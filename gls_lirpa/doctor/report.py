@@ -11,11 +11,15 @@ from torch import nn
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.base.torchvision import repair_torchvision
+from gls_lirpa.data import load_dataset
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa, versions
 from gls_lirpa.engine.row_compiled import kernels
 from gls_lirpa.errors import EngineError, GLSError
+from gls_lirpa.models import build_model, load_user_model
 from gls_lirpa.relaxations import RELAXATIONS
+
+ROUTES = {"rows": "rows of unstable neurons", "lirpa": "auto_LiRPA"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,6 @@ def _bound(name: str) -> str:
 
 
 def _digits() -> str:
-    from gls_lirpa.data import load_dataset
-
     return f"digits, {len(load_dataset('digits').train)} training images"
 
 
@@ -105,6 +107,19 @@ def report() -> bool:
         table.add_row(check.name, mark, check.detail)
     Console().print(table)
     return healthy
+
+
+def route_report(net: str, dataset: str, data_root: str) -> None:
+    """Print which way bounds of a network for a dataset's images go, and why."""
+    from rich.console import Console
+
+    data = load_dataset(dataset, root=data_root)
+    if ".py:" in net:
+        model = load_user_model(net, in_shape=data.in_shape, classes=data.classes, mean=data.mean, std=data.std)
+    else:
+        model = build_model(net, in_shape=data.in_shape, classes=data.classes, mean=data.mean, std=data.std)
+    route, reason = BoundEngine(model.eval(), torch.rand(1, *data.in_shape)).route()
+    Console().print(f"{net} on {data.name}: bounds by {ROUTES[route]}: {reason}", soft_wrap=True)
 
 
 def deep_report() -> bool:

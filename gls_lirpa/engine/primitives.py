@@ -17,6 +17,7 @@ from gls_lirpa.engine.graph import Node, evaluate
 from gls_lirpa.engine.intersection import intersected
 from gls_lirpa.engine.modules import Mode, Modules, read_bounds
 from gls_lirpa.engine.proof import proof_points
+from gls_lirpa.engine.row_compiled import is_compiled
 from gls_lirpa.engine.row_members import stacked
 from gls_lirpa.engine.row_network import RowNetwork, Tensors
 from gls_lirpa.engine.wrap import bounded_input, check_first_layers, check_layers, count_classes, split_normalization
@@ -39,6 +40,7 @@ class Primitives:
         self._modules = Modules(self.core, self._example, proof_points(self._example, self._normalized))
         self._route = route
         self._reason: str | None = None
+        self._compiled = False
 
     def relaxed(self, box: Box, spec: Tensor, method: str, statistics: Statistics) -> Bounds:
         """IBP, CROWN-IBP, or CROWN with intermediate bounds intersected with intervals, by the engine's route."""
@@ -69,11 +71,14 @@ class Primitives:
             return "lirpa", "asked for"
         if self._reason is None:
             try:
-                with self._row_form({}):
+                with self._row_form({}) as (network, _):
                     self._reason = ""
+                    self._compiled = bool(network.chains) and is_compiled(self._example)
             except UnsupportedLayerError as error:
                 self._reason = str(error)
-        return ("lirpa", self._reason) if self._reason else ("rows", "affine layers and ReLUs alone")
+        if self._reason:
+            return "lirpa", self._reason
+        return "rows", "affine layers and ReLUs alone" + (", convolutions by compiled kernels" * self._compiled)
 
     @contextlib.contextmanager
     def _row_form(self, statistics: Statistics) -> Iterator[tuple[RowNetwork, Tensors]]:

@@ -43,12 +43,15 @@ def kernels() -> ModuleType | None:
     return row_kernels
 
 
+def is_compiled(values: Tensor) -> bool:
+    """Whether there are kernels for values of this type, where they are."""
+    return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64) and kernels() is not None
+
+
 def compiled_chain(over: Relaxed, name: str) -> Chain | None:
     """The layers from the ReLU ``name`` down to the input, where kernels take rows through them."""
-    chain = over.network.chains.get(name)
-    center = over.center
-    known = center.device.type == "cpu" and center.dtype in (torch.float32, torch.float64)
-    if chain is None or not known or over.row_slopes or kernels() is None:
+    chain, center = over.network.chains.get(name), over.center
+    if chain is None or over.row_slopes or not is_compiled(center):
         return None
     if any(relu.name in over.crowded for relu, _ in chain.pairs):
         return None
