@@ -17,6 +17,9 @@ A bound pass goes backwards: its row g before the layer becomes fl(gW), off by �
 value by γₘ |g||W||a|; slopes in [0, 1] leave |g| ≤ |C||W|…|W|, so those errors sum up forwards in the same way, with
 γₙ₊ₘ. Intervals and zonotopes round |W|-products forwards and are below that too. A ReLU bounded over [l̂, û] that holds
 its input only up to the slack δ of l̂ and û is off by another δ: slack doubles, and so does what lines add up.
+
+Constants, the biases b of a layer and the offsets of its ReLUs' lines, meet the row g in one sum Σ gᵢ bᵢ over all N
+values of the layer, off by γ_N Σ |gᵢ| |bᵢ|: what a value adds to it is γ_N |bᵢ| of slack.
 """
 
 from __future__ import annotations
@@ -54,6 +57,10 @@ class Arithmetic:
         """γₙ, infinite where the sum is too long to say anything."""
         product = count * self.unit
         return product / (1 - product) * (1 + 4 * UNIT) if product < 0.5 else torch.inf
+
+    def constants(self, size: Tensor) -> Tensor:
+        """The slack of constants no larger than ``size`` (batch, …) that a layer's values add to a bound."""
+        return self.gamma(size[0].numel() + self.extra) * size
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,7 @@ def affine(
         offset = offset.double()
         middle, magnitude = middle + offset, magnitude + offset.abs()
         error = error + gamma * offset.abs()
+        slack = slack + arithmetic.constants(offset.abs().expand_as(slack))
     # Flushed: a factor or a product below the smallest normal number counts as zero.
     highest = (value.magnitude + value.slack + computed).flatten(1).amax(1).view(-1, *[1] * (error.dim() - 1))
     flushed = arithmetic.tiny * (terms + rows + 2) * (largest + highest + 4)
@@ -140,7 +148,7 @@ def scaled(
     magnitude = steep * value.magnitude + size
     flushed = 4 * arithmetic.tiny * (steep + computed + value.magnitude + value.slack + 2)
     error = steep * value.error + gamma * (steep * computed + size) + flushed
-    slack = steep * value.slack
+    slack = steep * value.slack + arithmetic.constants(size.expand_as(magnitude))
     slack = slack + backward * (magnitude + slack) + flushed
     found = Value(torch.minimum(*ends), torch.maximum(*ends), error, magnitude, slack)
     return settled(arithmetic, found, roundings)
@@ -151,7 +159,9 @@ def added(arithmetic: Arithmetic, first: Value, second: Value, sign: int) -> Val
     magnitude = first.magnitude + second.magnitude
     # A constant may have to be rounded to the dtype first.
     error = first.error + second.error + arithmetic.gamma(3) * (first.computed + second.computed) + arithmetic.tiny
-    slack = first.slack + second.slack
+    # Where one of them does not depend on the input it is a constant of a bound.
+    fixed = [torch.where(part.lower == part.upper, part.magnitude, 0.0) for part in (first, second)]
+    slack = first.slack + second.slack + arithmetic.constants(torch.maximum(*fixed).expand_as(magnitude))
     slack = slack + arithmetic.gamma(arithmetic.extra) * (magnitude + slack) + arithmetic.tiny
     ends = (second.lower, second.upper) if sign > 0 else (-second.upper, -second.lower)
     return settled(arithmetic, Value(first.lower + ends[0], first.upper + ends[1], error, magnitude, slack), 1)
@@ -175,8 +185,14 @@ def monotone(
     if roundings:
         error = error + arithmetic.gamma(roundings) * (torch.maximum(ends[0].abs(), ends[1].abs()) + error)
         error = error + arithmetic.tiny
-    slack = 2 * value.slack + arithmetic.gamma(16) * (magnitude + value.slack) + 4 * arithmetic.tiny
+    slack = bounded_slack(arithmetic, value.slack, magnitude)
     return settled(arithmetic, Value(*ends, error, magnitude, slack), 1)
+
+
+def bounded_slack(arithmetic: Arithmetic, slack: Tensor, magnitude: Tensor) -> Tensor:
+    """The slack of an activation whose lines add up ``magnitude``, of an input with ``slack``."""
+    size = magnitude + slack
+    return 2 * slack + arithmetic.gamma(16) * size + arithmetic.constants(size / 2) + 4 * arithmetic.tiny
 
 
 def relu(arithmetic: Arithmetic, value: Value) -> Value:

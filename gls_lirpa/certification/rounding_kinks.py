@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gls_lirpa.certification.magnitudes import Spread, Value, monotone, relu, settled
+from gls_lirpa.certification.magnitudes import Spread, Value, bounded_slack, monotone, relu, settled
 from gls_lirpa.engine.rewrite_piecewise import as_abs, as_clamp, as_hardsigmoid, as_leaky_relu, as_maximum, as_minimum
 
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def _max_pool(func: Any, x: Spread, *args: Any) -> tuple[Spread, Tensor]:
     pooled = x.value.each(lambda part: func(part, *args)[0])
     a = x.arithmetic
     magnitude = 2 * pooled.magnitude
-    slack = 2 * pooled.slack + a.gamma(16) * (magnitude + pooled.slack) + 4 * a.tiny
+    slack = bounded_slack(a, pooled.slack, magnitude)
     found = settled(a, Value(pooled.lower, pooled.upper, pooled.error, magnitude, slack), 1)
     return x.like(found), torch.zeros(found.lower.shape, dtype=torch.int64, device=x.device)
 

@@ -242,8 +242,11 @@ def read_bounds(bounded: Any, lower: Tensor) -> Bounds:
     nodes = list(activations(bounded))
     intermediate = {node.name: (node.lower, node.upper) for _, node in relu_inputs(bounded)}
     if nodes:
-        ends = [side.detach() for node in nodes for side in (node.inputs[0].lower, node.inputs[0].upper)]
-        bad = ~torch.isfinite(torch.stack([side.flatten(1).sum(1) for side in ends]).sum(0))
+        # Of each the width, which may overflow where both ends are finite, and what both add up to.
+        ends = [(node.inputs[0].lower.detach(), node.inputs[0].upper.detach()) for node in nodes]
+        found = [side.flatten(1).sum(1) for a, b in ends for side in (a, b)]
+        widest = [(b - a).flatten(1).amax(1) for a, b in ends]
+        bad = ~torch.isfinite(torch.stack(found).sum(0)) | ~torch.isfinite(torch.stack(widest)).all(0)
         if bool(bad.any()):
             if any(type(node).__name__ != "BoundRelu" for node in nodes):
                 bad = torch.ones_like(bad)

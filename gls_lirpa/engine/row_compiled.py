@@ -219,11 +219,13 @@ class _Job:
         rows, ends = _numpy(values.flatten(0, 1)), _numpy(bounds.flatten())
         center, radius = (_numpy(end) for end in self.box)
         groups = self.groups
+        # Kernels visit neurons that are alive: a weight that is not finite must be seen elsewhere too.
+        spoilt = float(sum((tensor.detach() * 0).sum() for k in (3, 4) for tensor in tensors[k::KINDS]))
 
         def run(block: int) -> None:
             own.lower_bounds(
                 self.plan, self.full, rows, groups.first, groups.sample, groups.place, self.batch,
-                *kinds, center, radius, ends, differentiate, d_values, *results(block), *blocks[block],
+                *kinds, center, radius, spoilt, ends, differentiate, d_values, *results(block), *blocks[block],
             )  # fmt: skip
 
         threads = min(torch.get_num_threads(), len(blocks))

@@ -75,11 +75,15 @@ def _down(
     plan: Array, k: int, rows: int, count: int, place: Array, jump: Array, buffer: Array, total: Array, factor: Array,
     alpha: Array, excess: Array, offset: Array, weight: Array, bias: Array,
 ) -> None:  # fmt: skip
-    """Coefficients of a ReLU's output as those of the convolution's input below it, and the constants that rows get."""
+    """Coefficients of a ReLU's output as those of the convolution's input below it, and the constants that rows get.
+
+    These are added up by themselves: proofs count on sums over the values of one layer (``certification.magnitudes``).
+    """
     line, below = plan[k], plan[k + 1]
     entries, size = line[TAPS] * line[ACROSS], below[SIZE]
     lines = entries // LANES
     zero = buffer.dtype.type(0)
+    constant = np.zeros(rows)
     for j in range(count):
         neuron = place[1, j]
         channel = neuron % line[CHANNELS]
@@ -88,7 +92,7 @@ def _down(
             value = buffer[line[BEGIN] + r * line[SIZE] + place[0, j]]
             low = value if value < zero else zero
             factor[r] = a * value + low * e
-            total[r] += low * shift + factor[r] * b
+            constant[r] += low * shift + factor[r] * b
         o, i, r = below[BEGIN] + place[2, j], channel * entries, 0
         while r + 3 <= rows:
             scatter_3(buffer, o + r * size, size, factor, r, weight, i, jump, lines)
@@ -97,6 +101,8 @@ def _down(
             scatter_2(buffer, o + r * size, size, factor, r, weight, i, jump, lines)
         elif r + 1 == rows:
             scatter_1(buffer, o + r * size, size, factor, r, weight, i, jump, lines)
+    for r in range(rows):
+        total[r] += constant[r]
 
 
 @_compiled
@@ -137,6 +143,15 @@ def _up(
 
 
 @partial(_compiled, reordered=True)
+def _spoilt(values: Array) -> Any:
+    """NaN where a value is not finite, which may meet dead neurons alone, and 0 elsewhere."""
+    found = values.dtype.type(0)
+    for i in range(len(values)):
+        found += values[i] * 0
+    return found
+
+
+@partial(_compiled, reordered=True)
 def _ends(line: Array, oy: int, ox: int, rows: int, buffer: Array, center: Array, radius: Array, total: Array) -> None:
     """Add the minimum of rows over the box."""
     first, last = max(0, -ox) * line[CHANNELS], min(line[WIDE], line[WIDTH] - ox) * line[CHANNELS]
@@ -172,18 +187,19 @@ def _ends_up(
 def lower_bounds(
     plan: Array, full: bool, values: Array, first: Array, sample: Array, places: Array, batch: int,
     alpha: Any, excess: Any, offset: Any, weight: Any, bias: Any, center: Array, radius: Array,
-    bounds: Array, differentiate: bool, d_values: Array, d_excess: Any, d_offset: Any,
+    spoilt: float, bounds: Array, differentiate: bool, d_values: Array, d_excess: Any, d_offset: Any,
     d_weight: Any, d_bias: Any, start: int, stop: int,
 ) -> None:  # fmt: skip
     """The bounds of rows in groups ``start`` to ``stop``; with ``differentiate`` all derivatives, from those in bounds.
 
     Rows ``first[g]`` to ``first[g + 1]`` of ``values`` see the box of ``sample[g]`` from pixel ``places[g]`` on, or
-    all of it where rows are ``full``. Samples of a population are counted through, ``batch`` of each member.
+    all of it where rows are ``full``. ``spoilt`` is added to all bounds. Samples of a population are counted through,
+    ``batch`` of each member.
     """
     levels = len(plan) - 1
     length = plan[levels, BEGIN] + ROWS * plan[levels, SIZE]
     buffer, change = np.zeros(length, values.dtype), np.zeros(length if differentiate else 0, values.dtype)
-    total, factor, slope = np.zeros((3, ROWS), values.dtype)
+    total, (factor, slope) = np.zeros(ROWS), np.zeros((2, ROWS), values.dtype)
     counts = np.zeros(levels, np.int64)
     windows = plan[:levels, HIGH] * plan[:levels, WIDE] * plan[:levels, CHANNELS]
     place = np.empty((levels, 3, windows.max() + 1), np.int32)
@@ -202,10 +218,10 @@ def lower_bounds(
         bottom = plan[levels]
         for begin in range(first[g], first[g + 1], ROWS):
             rows = min(ROWS, first[g + 1] - begin)
-            total[:] = 0
             for r in range(rows):
                 at = plan[0, BEGIN] + r * plan[0, SIZE]
                 buffer[at : at + width] = values[begin + r]
+                total[r] = spoilt + _spoilt(values[begin + r])
             for k in range(levels):
                 buffer[plan[k + 1, BEGIN] : plan[k + 1, BEGIN] + rows * plan[k + 1, SIZE]] = 0
                 _down(plan, k, rows, counts[k], place[k], jump[k], buffer, total, factor,

@@ -33,8 +33,8 @@ class _Slopes(torch.autograd.Function):
         width = (high - low).clamp_(min=torch.finfo(low.dtype).tiny)
         upper_slope = high / width
         alpha = (upper_slope > 0.5).to(low.dtype)
-        # NaN stays: a comparison with it would choose a slope.
-        alpha = alpha + (upper_slope - upper_slope)
+        # NaN stays: a comparison with it would choose a slope. So does a width that is not finite.
+        alpha = alpha + (upper_slope - upper_slope) + (width - width)
         ctx.save_for_backward(upper_slope, width, (low < 0) & (high > 0))
         ctx.mark_non_differentiable(alpha)
         return alpha, upper_slope - alpha, low.neg_().mul_(upper_slope)

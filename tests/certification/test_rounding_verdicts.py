@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.certification import STAGES, StageOptions, certify
+from gls_lirpa.certification.magnitudes import Arithmetic, Value, added, affine, exact, monotone, scaled
 from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.rounding import rounding
 from gls_lirpa.certification.stage import Findings, OpenSamples, Subject
@@ -248,3 +250,78 @@ def test_writes_inside_the_network_are_fine() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), Function(lambda x: x.mul_(0.5)), nn.Linear(3, 2))
     records = certify(model, x, model(x).argmax(1), eps=0.0, options=FAST)
     assert [record.verdict for record in records] == ["verified"] * 2
+
+
+def many_constants(size: int = 32, channels: int = 40, window: int = 4) -> tuple[nn.Sequential, Tensor]:
+    """A margin of −6,000 units at a corner of the box, where a row has a large constant and 40,960 ones below half of
+    its last digit; and that corner."""
+    unit, parts = 2.0**-24, (size // window) ** 2
+    low, high = 1 / 16, 15 / 16
+    model = nn.Sequential(
+        nn.Conv2d(2, channels, 1, bias=False), nn.ReLU(),
+        nn.Conv2d(channels, 1, window, window), nn.ReLU(), nn.Flatten(), nn.Linear(parts, 2),
+    )  # fmt: skip
+    first, second, last = model[0], model[2], model[5]
+    assert isinstance(first, nn.Conv2d) and isinstance(second, nn.Conv2d) and isinstance(last, nn.Linear)
+    with torch.no_grad():
+        first.weight[:, 0], first.weight[:, 1] = low, -high
+        second.weight.fill_(-0.95 * unit / (low * high))
+        second.bias.fill_((1 + 2**-10) / parts)  # type: ignore[union-attr]
+        last.weight.copy_(torch.tensor([[0.0], [1.0]]).expand(2, parts))
+        last.bias.copy_(torch.tensor([1 + 2**-10 - 6000 * unit, 0.0]))
+    corner = torch.zeros(1, 2, size, size)
+    corner[:, 0] = 1
+    return model.eval(), corner
+
+
+@pytest.mark.parametrize("stage", ["crown-ibp", "crown"])
+def test_constants_of_many_neurons_are_not_lost(stage: str) -> None:
+    model, corner = many_constants()
+    x, y = torch.full_like(corner, 0.5), torch.tensor([1])
+    with torch.no_grad():
+        logits = model(corner)[0]
+    assert logits[1] < logits[0]
+    (record,) = certify(model, x, y, eps=0.5, stages=[stage], timeout=20)
+    assert record.verdict != "verified"
+    box = linf_box(x, 0.5)
+    bound = BoundEngine(model, x).margins(box, y, RELAXATIONS.get(stage))
+    slack = rounding(model, box, y, classes=2).bound
+    assert float(bound) - float(slack) <= float((logits[1] - logits[0]).double())
+
+
+@pytest.mark.parametrize("kind", ["bias", "scaling", "constant", "activation"])
+def test_the_constants_of_a_layer_may_be_summed_in_any_order(kind: str) -> None:
+    """A 1 before 4,095 numbers below half of its last digit, summed in order: all of them are lost."""
+    count, unit = 4096, 2.0**-24
+    constants = np.full(count, 0.95 * unit, dtype=np.float32)
+    constants[0] = 1
+    lost = constants.astype(np.float64).sum() - float(np.add.accumulate(constants)[-1])
+    size = torch.from_numpy(constants).double().view(1, 1, 64, 64)
+    arithmetic, zero = Arithmetic.of(torch.float32, extra=16), torch.zeros_like(size)
+    nothing = Value(zero, zero, zero, zero, zero)
+    found = {
+        "bias": lambda: affine(arithmetic, nothing, lambda z, _: z, terms=1, rows=1, offset=size),
+        "scaling": lambda: scaled(arithmetic, nothing, zero + 1, size, size, roundings=2),
+        "constant": lambda: added(arithmetic, nothing, exact(size), 1),
+        "activation": lambda: monotone(arithmetic, replace(nothing, magnitude=size), torch.relu),
+    }[kind]()
+    assert float(found.slack.sum()) > lost > 1e-4
+
+
+def test_intervals_too_wide_for_their_type_prove_nothing() -> None:
+    """The width of [−2.2e38, 2.2e38] overflows in float32: a slope of 0 would make the neuron a dead one."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(2, 1), nn.ReLU(), nn.Linear(1, 2))
+    first, last = model[1], model[3]
+    assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
+    with torch.no_grad():
+        first.weight.copy_(torch.tensor([[2.2e38, -2.2e38]]))
+        first.bias.zero_()
+        last.weight.copy_(torch.tensor([[1e-38], [0.0]]))
+        last.bias.copy_(torch.tensor([0.0, 0.1]))
+    x, y = torch.full((1, 1, 1, 2), 0.5), torch.tensor([1])
+    box = linf_box(x, 0.5)
+    for name in ("crown-ibp", "crown", "crown-plain", "alpha-crown", "alpha-crown-step"):
+        for route in ("auto", "lirpa"):
+            margins = BoundEngine(model, x, route=route).margins(box, y, RELAXATIONS.get(name))
+            assert not (margins > -2.0).any()
+    assert certify(model, x, y, eps=0.5, timeout=10)[0].verdict == "falsified"

@@ -175,3 +175,18 @@ def test_nothing_of_a_step_stays_alive(kernels: bool, monkeypatch: pytest.Monkey
 
     first = [alive() for _ in range(2)][-1]
     assert [alive() for _ in range(3)] == [first] * 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", ["crown-ibp", "crown"])
+def test_a_broken_weight_at_a_dead_neuron_is_seen(value: float, method: str) -> None:
+    """Only its coefficients could tell, and kernels do not visit dead neurons."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 2))
+    with torch.no_grad():
+        model[0].bias[1] = -100.0
+    x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+    engine, box = BoundEngine(model, x), linf_box(x, 0.1)
+    assert engine.margins(box, y, get_relaxation(method)).isfinite().all()
+    with torch.no_grad():
+        model[3].weight[0, 5] = value
+        assert not engine.margins(box, y, get_relaxation(method)).isfinite().any()
