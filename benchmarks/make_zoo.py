@@ -20,6 +20,7 @@ SHORT = "--epochs 15 --milestones 10,13 --eps-anneal-epochs 5"
 RECIPES = {
     "digits-cnn3-crown-rgs": "--dataset digits --net cnn3 --eps 0.1 --relaxation crown --estimator rgs",
     "mnist-cnn3-ibp": f"--dataset mnist --net cnn3 --eps 0.1 --relaxation ibp --estimator grad {SHORT}",
+    "mnist-cnn5-ibp": "--dataset mnist --net cnn5 --eps 0.1 --relaxation ibp --estimator grad",
     "mnist-cnn3-crown-rgs": "--dataset mnist --net cnn3 --eps 0.1 --relaxation crown --estimator rgs "
     "--init-from zoo:mnist-cnn3-ibp --epochs 4 --milestones 2,3 --eps-anneal-epochs 0 --eps-shape none --lr 0.001",
     "mnist-cnn3-tiny-crown-rgs": "--dataset mnist --net cnn3-tiny --eps 0.1 --relaxation crown --estimator rgs "

@@ -27,9 +27,7 @@ def crown_ibp_loss(x: Tensor, y: Tensor) -> Tensor:
     box = linf_box(x, EPS)
     ball = lirpa.perturbation(norm=float("inf"), x_L=box.lower, x_U=box.upper)
     rows = torch.eye(10)[y].unsqueeze(1) - torch.eye(10).unsqueeze(0)  # one row per class; that of y itself is zero
-    lower, _ = bounded.compute_bounds(
-        x=(lirpa.bounded_tensor(x, ball),), C=rows, method="CROWN-IBP", bound_upper=False
-    )
+    lower, _ = bounded.compute_bounds(x=(lirpa.bounded_tensor(x, ball),), C=rows, method="CROWN-IBP", bound_upper=False)
     return nn.functional.cross_entropy(-lower, y)
 
 

@@ -90,6 +90,14 @@ def test_table_says_why_samples_are_unknown_and_how_far_the_bounds_were() -> Non
     assert "median" not in lines["a stage failed"]
 
 
+@pytest.mark.parametrize(("stage", "shown"), [("ibp", "no attack"), ("pgd", "100.00 %")])
+def test_no_adversarial_accuracy_without_an_attack(stage: str, shown: str) -> None:
+    console, text = terminal(100)
+    console.print(result_table(Summary.of([Record(0, 1, 1, "unknown", stage, -0.5, {stage: 0.1})]), title="run"))
+    (line,) = [line for line in text.getvalue().splitlines() if "adversarial" in line]
+    assert shown in line
+
+
 def test_tensorboard_gets_what_the_bar_shows(tmp_path: Path, glscert: Glscert) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -48,8 +48,12 @@ def check_eps(eps: float, norm: str = "linf") -> float:
     return float(eps)
 
 
+OUTSIDE = 1e-6
+"""How far rounding may take a pixel out of its range."""
+
+
 def linf_box(x: Tensor, eps: float, *, low: float = 0.0, high: float = 1.0) -> Box:
-    """The ℓ∞ ball of radius ``eps`` around ``x``, intersected with the pixel range.
+    """The ℓ∞ ball of radius ``eps`` around ``x``, intersected with the pixel range, which ``x`` must lie in.
 
     >>> box = linf_box(torch.tensor([[0.05, 0.5]]), 0.1)
     >>> box.lower.tolist()[0][0], round(box.upper.tolist()[0][1], 6)
@@ -58,6 +62,11 @@ def linf_box(x: Tensor, eps: float, *, low: float = 0.0, high: float = 1.0) -> B
     eps = check_eps(eps)
     if not x.is_floating_point():
         raise DataError(f"expected floating-point pixels in [{low:g}, {high:g}], got {x.dtype}")
+    if x.numel() and bool((x < low - OUTSIDE).any() | (x > high + OUTSIDE).any()):
+        raise DataError(
+            f"expected pixels in [{low:g}, {high:g}], got {float(x.min()):.4g}…{float(x.max()):.4g}: make Normalize "
+            "the network's first layer, or pass linf_box(..., low=…, high=…) the range of other inputs"
+        )
     # In float64: eps rounded to float32 may be smaller, and x − eps has digits enough to show it where they cancel.
     exact = x.double()
     return Box(*((exact + side).clamp(min=low, max=high).to(x.dtype) for side in (-eps, eps)))

@@ -163,10 +163,7 @@ class RecordFolder:
             raise CheckpointError(f"{str(file)!r} is damaged: {error}") from error
         for key in sorted(content.keys() | stored.keys()):
             if content.get(key) != stored.get(key):
-                raise ConfigError(
-                    f"{str(self.path)!r} holds records made with {key} {stored.get(key)}, not {content.get(key)}: "
-                    "repeat those settings to resume, or choose another --out"
-                )
+                raise ConfigError(f"{str(self.path)!r} holds records {_made_with(key, stored, content)}")
 
     def _read(self) -> None:
         file = self.path / "records.jsonl"
@@ -271,6 +268,17 @@ class Summary:
         writer.writeheader()
         writer.writerow(row)
         replace_file(path / "summary.csv", text.getvalue().encode())
+
+
+def _made_with(key: str, stored: dict[str, Any], content: dict[str, Any]) -> str:
+    """How stored settings differ from the given ones in ``key``, and what to do."""
+    old, new = stored.get(key), content.get(key)
+    if key == "weights":
+        return f"of other weights ({old}): the network was trained since; delete that folder, or choose another --out"
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+        key, old, new = names[0], old.get(names[0]), new.get(names[0])
+    return f"made with {key} {old}, not {new}: repeat those settings to resume, or choose another --out"
 
 
 def _open_bounds(records: Iterable[Record], reason: str) -> list[float]:

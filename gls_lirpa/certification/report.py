@@ -72,6 +72,10 @@ class ProgressReporter:
         return fitted(parts, self._width - others)
 
 
+ATTACKS = {"pgd", "bab", "input-split", "milp"}
+"""Stages that look for counterexamples."""
+
+
 def result_table(summary: Summary, *, title: str) -> Table:
     """Accuracies, then what each stage decided and how long it took."""
     table = Table(title=title, title_justify="left")
@@ -85,7 +89,8 @@ def result_table(summary: Summary, *, title: str) -> Table:
         table.add_row(name, *cells, *([str(stage.errors) if stage.errors else ""] if failed else []))
     table.add_section()
     table.add_row("natural accuracy", f"{100 * summary.natural:.2f} %")
-    table.add_row("adversarial accuracy", f"{100 * summary.adversarial:.2f} %")
+    unattacked = summary.unknown > 0 and not ATTACKS & set(summary.stages)
+    table.add_row("adversarial accuracy", "no attack" if unattacked else f"{100 * summary.adversarial:.2f} %")
     table.add_row("certified accuracy", f"[bold]{100 * summary.certified:.2f} %[/bold]")
     table.add_row("unknown", f"{summary.unknown} of {summary.samples}")
     for reason in REASONS:

@@ -79,9 +79,7 @@ def _digits() -> str:
 
 def _compiled() -> str:
     if kernels() is None:
-        raise ImportError(
-            "bounds of convolutional networks take up to three times as long: pip install 'gls-lirpa[fast]'"
-        )
+        raise ImportError("CROWN of trained convolutional networks is up to three times slower: pip install numba")
     return f"version {importlib.import_module('numba').__version__}"
 
 

@@ -276,7 +276,7 @@ def _speed_up_convolutions() -> None:
 def versions() -> dict[str, str]:
     """Versions of what results depend on; packages that are missing are left out."""
     found = {"python": sys.version.split()[0]}
-    for package in ("gls-lirpa", "torch", "torchvision", "auto_LiRPA", "numpy", "evotorch", "ray"):
+    for package in ("gls-lirpa", "torch", "torchvision", "auto_LiRPA", "numpy", "numba", "evotorch", "ray"):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -97,6 +97,8 @@ def certify_job(
     radius = target.eps if eps is None else eps
     if radius is None:
         raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
+    if path.is_dir() and not (path / "summary.json").exists():
+        console.print(f"note: {path} was interrupted; this is the network of its last epoch", highlight=False)
     options = StageOptions(max_nodes=max_nodes, bab=SolverSettings.of(dict(bab)))
     chosen_norm = norm or target.norm
     settings = Settings(

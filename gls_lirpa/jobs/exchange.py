@@ -43,6 +43,9 @@ def property_job(
     """
     if not is_onnx(path):
         raise ConfigError(f"--vnnlib needs a network in an .onnx file, got {str(path)!r}")
+    for option, file in (("--witness", witness), ("--result", result)):
+        if file is not None and any(file.exists() and file.samefile(given) for given in (path, vnnlib)):
+            raise ConfigError(f"{option} {str(file)!r} would overwrite what is to be decided: choose another file")
     answer = timed_answer(path, vnnlib, limits)
     lines = [answer.verdict]
     if answer.counterexample is not None and witness is not None:

@@ -135,7 +135,7 @@ def train_job(
     if summary["natural"] is not None:
         console.print(
             f"trained {summary['epochs']} epochs in {summary['seconds']:.0f} s: natural {summary['natural']:.1f} %, "
-            f"certified {summary['certified']:.1f} % on {summary['held_out']}; next: glscert certify {folder}",
+            f"certified {summary['certified']:.1f} % on {summary['held_out']}\nnext: glscert certify {folder}",
             highlight=False,
             soft_wrap=True,
         )

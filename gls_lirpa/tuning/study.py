@@ -131,6 +131,8 @@ class Study:
     def _read(self) -> None:
         file = self.out / FILE
         if not file.exists():
+            if self.out.is_dir() and any(self.out.iterdir()):
+                raise ConfigError(f"{str(self.out)!r} is not empty and holds no study: choose another --out")
             return
         content = load_study(self.out)
         if content["header"] != self.header:

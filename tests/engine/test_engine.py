@@ -14,6 +14,7 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.engine.graph import evaluate
 from gls_lirpa.engine.wrap import bounded_input
+from gls_lirpa.errors import DataError
 from gls_lirpa.relaxations import RELAXATIONS
 from tests.helpers import networks
 from tests.helpers.bounding import SMOOTH, assert_below, engine, margins_at, points, relaxation
@@ -232,3 +233,11 @@ def test_the_box_holds_every_point_of_the_ball(eps: float) -> None:
         inside = inside if float(inside) >= exact else inside.nextafter(torch.ones(()))
         assert float(box.lower) <= float(inside)
         x = x.nextafter(torch.ones(()))
+
+
+def test_boxes_around_what_is_no_pixel_are_refused() -> None:
+    """Cut at the pixels' range they would not contain the point."""
+    with pytest.raises(DataError, match=r"expected pixels in \[0, 1\], got -2…3"):
+        linf_box(torch.tensor([[3.0, -2.0]]), 0.1)
+    box = linf_box(torch.tensor([[3.0, -2.0]]), 0.1, low=-10.0, high=10.0)
+    assert box.lower.tolist()[0] == pytest.approx([2.9, -2.1]) and box.upper.tolist()[0] == pytest.approx([3.1, -1.9])

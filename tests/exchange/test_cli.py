@@ -186,6 +186,16 @@ def test_bad_input_is_one_clear_line(tiny: Path, glscert: Glscert, monkeypatch: 
     assert answer.err.startswith("glscert: ") and answer.err.count("\n") == 1 and message in answer.err
 
 
+@pytest.mark.parametrize("option", ["--witness", "--result"])
+def test_what_is_decided_is_not_overwritten(tiny: Path, glscert: Glscert, option: str) -> None:
+    network, prop = tiny / "net.onnx", next(tiny.glob("*.vnnlib"))
+    for file in (network, prop):
+        before = file.read_bytes()
+        result = glscert("certify", network, "--vnnlib", prop, option, file)
+        assert result.code == 2 and "would overwrite what is to be decided" in result.err
+        assert file.read_bytes() == before
+
+
 def test_export_asks_before_overwriting(trained: Path, exported: Path, glscert: Glscert, tmp_path: Path) -> None:
     before = {file: file.read_bytes() for file in exported.rglob("*.*") if file.is_file()}
     other = ("--onnx", tmp_path / "net.onnx", "--vnnlib", exported / "props")

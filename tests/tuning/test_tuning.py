@@ -106,6 +106,13 @@ def test_a_study_and_its_resumption(tmp_path: Path) -> None:
         tune_job(plan=PLAN, options={**OPTIONS, "loss": "cc"}, epochs=3, out=out, workers=1)
 
 
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "weights.pt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty and holds no study"):
+        tune_job(plan=PLAN, options=OPTIONS, epochs=3, out=tmp_path, workers=1)
+    assert [file.name for file in tmp_path.iterdir()] == ["weights.pt"]
+
+
 def test_held_out_images_are_required(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="held-out images"):
         tune_job(plan=PLAN, options={**OPTIONS, "val_fraction": 0.0}, out=tmp_path, workers=1)
