@@ -85,6 +85,8 @@ class Network:
 
     def tensor(self, x: Tensor) -> Tensor:
         """``x`` on the network's device, if it has the network's dtype."""
+        if not isinstance(x, Tensor):
+            raise DataError(f"expected inputs as a tensor, got {type(x).__name__}: torch.as_tensor(…) makes one")
         if x.dtype != self.dtype:
             raise DataError(f"expected images in {self.dtype}, the dtype of the network's weights, got {x.dtype}")
         return x.detach().to(self.device)

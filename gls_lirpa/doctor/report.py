@@ -129,7 +129,9 @@ def deep_report() -> bool:
     from gls_lirpa.doctor.operator_cases import CASES
     from gls_lirpa.doctor.selftest import one_thread, operator_table
 
-    table = Table("operation", *RELAXATIONS, title="bounds by operation, at random attributes")
+    table = Table("operation", title="bounds by operation, at random attributes")
+    for name in RELAXATIONS:
+        table.add_column(name, overflow="fold")
     console, sound = Console(), True
     with one_thread(), Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("operations", total=len(CASES))

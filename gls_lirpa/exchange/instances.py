@@ -52,7 +52,9 @@ def read_instances(path: Path) -> list[Instance]:
     """
     try:
         rows = [row for row in csv.reader(path.read_text().splitlines()) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise DataError(f"instances {str(path)!r} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"instances {str(path)!r} cannot be read: {error}") from error
     short = next((number for number, row in enumerate(rows, start=1) if len(row) < 3), None)
     if not rows or short is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gls_lirpa.base.boxes import check_eps
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification import SolverSettings
@@ -117,6 +118,8 @@ def export_job(
     radius = target.eps if eps is None else eps
     if vnnlib is not None and radius is None:
         raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
+    if radius is not None:
+        check_eps(radius)
     if samples < 1:
         raise ConfigError(f"expected samples >= 1, got {samples}")
     write_onnx(target.model, target.dataset.in_shape, onnx, overwrite=overwrite)

@@ -114,7 +114,8 @@ class SolverSettings:
         values: dict[str, int] = {}
         for name, value in given.items():
             if name not in names:
-                raise ConfigError(f"unknown setting {name!r} of branch and bound{nearest(name, names)}")
+                known = nearest(name, names) or f": expected one of {', '.join(names)}"
+                raise ConfigError(f"unknown setting {name!r} of branch and bound{known}")
             try:
                 number = float(value)
             except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -220,3 +221,8 @@ def test_networks_that_cannot_be_copied_or_run_in_float64_are_refused_in_one_lin
     derived.cached = derived.weight * 2  # type: ignore[assignment]
     with pytest.raises(GLSError, match="cannot be copied"):
         certify(derived, x, y, eps=0.1, stages=CHEAP)
+
+
+def test_arrays_are_refused_with_what_to_do() -> None:
+    with pytest.raises(GLSError, match="expected inputs as a tensor, got ndarray"):
+        certify(nn.Linear(4, 2), np.zeros((1, 4), np.float32), torch.tensor([0]), eps=0.1)  # type: ignore[arg-type]
