@@ -17,11 +17,12 @@ def print_zoo(name: str | None = None) -> None:
             shown = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
             console.print(f"{key}: {shown}", highlight=False, markup=False, soft_wrap=True)
         return
-    table = Table("name", "parameters", "eps", "natural", "adversarial", "certified", title="zoo", title_justify="left")
+    table = Table("name", "weights", "eps", "natural", "attacked", "certified", title="zoo", title_justify="left")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for entry in map(info, names()):
         shares = [f"{100 * share:.2f} %" for share in (entry.natural, entry.adversarial, entry.certified)]
         table.add_row(entry.name, f"{entry.parameters:,}", f"{entry.eps:.4g}", *shares)
-    table.caption, table.caption_justify = "of the test set; glscert zoo NAME says how each was made", "left"
+    table.caption, table.caption_justify = "of the test set; attacked: right under all attacks; glscert zoo NAME says how each was made", "left"
     console.print(table)
