@@ -24,5 +24,6 @@ def print_zoo(name: str | None = None) -> None:
     for entry in map(info, names()):
         shares = [f"{100 * share:.2f} %" for share in (entry.natural, entry.adversarial, entry.certified)]
         table.add_row(entry.name, f"{entry.parameters:,}", f"{entry.eps:.4g}", *shares)
-    table.caption, table.caption_justify = "of the test set; attacked: right under all attacks; glscert zoo NAME says how each was made", "left"
+    table.caption = "of the test set (attacked: right under all attacks); glscert zoo NAME says how each was made"
+    table.caption_justify = "left"
     console.print(table)
