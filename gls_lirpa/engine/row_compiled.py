@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +47,16 @@ def kernels() -> ModuleType | None:
 def is_compiled(values: Tensor) -> bool:
     """Whether there are kernels for values of this type, where they are."""
     return values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64) and kernels() is not None
+
+
+@lru_cache(maxsize=1)
+def _workers(count: int) -> ThreadPoolExecutor:
+    """Threads that stay: new ones would begin without memory, and took a third of a pass's time."""
+    return ThreadPoolExecutor(count, thread_name_prefix="bounds")
+
+
+# A forked process has none of its parent's threads.
+os.register_at_fork(after_in_child=_workers.cache_clear)
 
 
 def compiled_chain(over: Relaxed, name: str) -> Chain | None:
@@ -233,8 +244,7 @@ class _Job:
             for block in range(len(blocks)):
                 run(block)
             return
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(run, range(len(blocks))))
+        list(_workers(threads).map(run, range(len(blocks))))
 
 
 def _numpy(tensor: Tensor) -> Array:
