@@ -23,9 +23,8 @@ class Batch:
     """What is known of each sample. Margins, bounds and requirements are float64.
 
     ``margins``: at the sample itself; ``required``: what a bound must exceed to be a proof, over the sample's own box
-    if it is ``refined``, with ranges by CROWN if it is ``narrowed``; ``least``: what one in the network's dtype must
-    exceed over any box; ``plausible`` (b, 1): usual rounding; ``lower``: best bound so far; ``proven``: classes it
-    suffices for; ``errors``: stages that failed on a sample, and how.
+    if it is ``refined``, with ranges by CROWN if it is ``narrowed``; ``plausible`` (b, 1): usual rounding; ``lower``:
+    best bound so far; ``proven``: classes it suffices for; ``errors``: stages that failed on a sample, and how.
     """
 
     indices: Tensor
@@ -35,7 +34,6 @@ class Batch:
     predictions: list[int]
     margins: Tensor
     required: Requirements
-    least: Tensor
     plausible: Tensor
     refined: Tensor
     spent: list[dict[str, float]]
@@ -81,9 +79,8 @@ class Batch:
         if lower is not None:
             enough = self.proven[part] | (lower > self.required.single[part])
             due = due & (enough | (lower > -self.plausible[part])).all(1) & ~enough.all(1)
-            # No bound above the margin at the sample is believed: float64 proves what float32 never can.
-            never = ((self.least[part] >= self.margins[part]) & ~self.proven[part]).any(1)
-            due = due & ~(never & (self.proven[part] | (lower > self.required.double[part])).all(1))
+            # The same bounds in float64 prove these, at about the price of their own boxes' rounding.
+            due = due & ~(self.proven[part] | (lower > self.required.double[part])).all(1)
         return part[due]
 
     def stopped(self, part: Tensor) -> Tensor:

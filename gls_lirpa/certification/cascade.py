@@ -98,10 +98,8 @@ class Cascade:
         region = linf_box(x, self.settings.eps) if box is None else self.network.box(x, box)
         if box is None:  # what any image requires is enough for most bounds
             required = self.network.image_requirements(labels, logits)
-            least = self.network.least_slack(labels)
         else:
             required = self.network.requirements(region, labels, logits)
-            least = required.slack
         plausible = self.network.plausible(x, logits).unsqueeze(1)
         predictions = torch.where(torch.isfinite(logits).all(1), logits.argmax(1), -1).tolist()
         share = (time.perf_counter() - started) / len(x)
@@ -113,7 +111,6 @@ class Cascade:
             predictions=predictions,
             margins=margins,
             required=required,
-            least=least,
             plausible=plausible,
             refined=torch.full((len(x),), box is not None),
             spent=[{"natural": share} for _ in range(len(x))],

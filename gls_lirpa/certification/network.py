@@ -168,17 +168,6 @@ class Network:
             return None
         return None if found is None else self._required(found[1], logits)
 
-    def least_slack(self, labels: Tensor) -> Tensor:
-        """What a bound in the network's dtype may be off by over any box of pixels at the least: what a black image's
-        may be, whose magnitudes are those of the constants alone."""
-        return self._black_rounding.bound[labels]
-
-    @cached_property
-    def _black_rounding(self) -> Rounding:
-        black = torch.zeros_like(self._example)
-        every = torch.arange(self.classes, device=self.device)
-        return rounding(self.plain, Box(black, black), every, classes=self.classes)
-
     def image_requirements(self, labels: Tensor, logits: Tensor) -> Requirements:
         """The same for boxes of pixels, whatever they are: larger, but computed once for all."""
         found = self._image_rounding
