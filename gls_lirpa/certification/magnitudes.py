@@ -192,7 +192,7 @@ def monotone(
 def bounded_slack(arithmetic: Arithmetic, slack: Tensor, magnitude: Tensor) -> Tensor:
     """The slack of an activation whose lines add up ``magnitude``, of an input with ``slack``."""
     size = magnitude + slack
-    return 2 * slack + arithmetic.gamma(16) * size + arithmetic.constants(size / 2) + 4 * arithmetic.tiny
+    return 2 * slack + arithmetic.gamma(16) * size + arithmetic.constants(size) + 4 * arithmetic.tiny
 
 
 def relu(arithmetic: Arithmetic, value: Value) -> Value:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gls_lirpa.engine.row_network import Chain, Layer
+from gls_lirpa.engine.row_network import Chain, Pair
 from gls_lirpa.engine.row_patches import Patch, Rows, plain
 from gls_lirpa.engine.row_relaxation import Slopes
 
@@ -35,8 +34,8 @@ Array = Any
 
 
 @lru_cache
-def kernels() -> ModuleType | None:
-    """The compiled kernels; None without numba."""
+def kernels() -> Any:
+    """The module of compiled kernels; None without numba."""
     try:
         from gls_lirpa.engine import row_kernels
     except (ImportError, SystemError):  # the latter where numba does not know the installed numpy
@@ -55,8 +54,8 @@ def _workers(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, thread_name_prefix="bounds")
 
 
-# A forked process has none of its parent's threads.
-os.register_at_fork(after_in_child=_workers.cache_clear)
+if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads; Windows does not fork
+    os.register_at_fork(after_in_child=_workers.cache_clear)
 
 
 def compiled_chain(over: Relaxed, name: str) -> Chain | None:
@@ -81,7 +80,6 @@ def is_crowded(slopes: Slopes) -> bool:
 def chain_bounds(over: Relaxed, chain: Chain, patch: Patch, rows: Rows) -> Tensor:
     """Lower bounds of rows given by their coefficients at the output of the chain's first ReLU: (·, ·)."""
     patch = plain(patch, chain.pairs[0][0])
-    geometry = _Geometry(chain, patch.full, patch.grid)
     tensors: list[Tensor] = []
     for relu, conv in chain.pairs:
         weight, offset = over.tensors[conv.name]
@@ -93,7 +91,7 @@ def chain_bounds(over: Relaxed, chain: Chain, patch: Patch, rows: Rows) -> Tenso
     groups = _groups(patch, rows)
     box = [_flat(end) for end in (over.center, over.radius)]
     values = patch.values.flatten(2).expand(len(rows.sample) if rows.sample is not None else -1, -1, -1)
-    job = _Job(geometry.plan, patch.full, groups, len(over.center), box, over.valued)
+    job = _Job(_plan(chain, patch.full, patch.grid), patch.full, groups, len(over.center), box, over.valued)
     found: Tensor = _ChainBounds.apply(job, values.contiguous(), *tensors)  # type: ignore[no-untyped-call]
     return found
 
@@ -106,42 +104,24 @@ def _filled(weight: Tensor) -> Tensor:
     """Kernels (members, out, in, height, width) as (members, out · rows of one · entries in whole lanes)."""
     members, out, channels, height, width = weight.shape
     lines = weight.permute(0, 1, 3, 4, 2).reshape(members, out, height, width * channels)
-    return F.pad(lines, (0, -lines.shape[3] % _module().LANES)).flatten(1)
+    return F.pad(lines, (0, -lines.shape[3] % kernels().LANES)).flatten(1)
 
 
-def _module() -> Any:
-    return kernels()
-
-
-class _Geometry:
-    """The plan that kernels go by; see ``row_kernels``."""
-
-    def __init__(self, chain: Chain, full: bool, window: tuple[int, int]) -> None:
-        own = _module()
-        lines: list[list[int]] = []
-        begin = 0
-        for layer, conv in [*chain.pairs, (chain.input, None)]:
-            height, width, channels = layer.shape
-            size = window[0] * window[1] * channels + own.LANES
-            line = [height, width, channels, *window, size, begin]
-            begin += own.ROWS * size
-            if conv is None:
-                lines.append([*line, 0, 0, 0, 0, 0, 0])
-                break
-            across = conv.kernel[1] * _inputs(chain, conv)
-            lines.append([*line, conv.kernel[0], across + -across % own.LANES, *conv.stride, *conv.padding])
-            seen = (height, width) if full else window
-            window = (
-                (seen[0] - 1) * conv.stride[0] + conv.kernel[0],
-                (seen[1] - 1) * conv.stride[1] + conv.kernel[1],
-            )
-        self.plan = np.array(lines, dtype=np.int64)
-
-
-def _inputs(chain: Chain, conv: Layer) -> int:
-    """The channels that a convolution reads."""
-    below = [layer for layer, _ in chain.pairs] + [chain.input]
-    return next(layer.shape[2] for layer in below if layer.name == conv.inputs[0])
+def _plan(chain: Chain, full: bool, window: Pair) -> Array:
+    """The lines that kernels go by, for rows that begin with a ``window`` of the first ReLU; see ``row_kernels``."""
+    own, begin, lines = kernels(), 0, []
+    below = [*(relu.shape[2] for relu, _ in chain.pairs[1:]), chain.input.shape[2]]
+    for (relu, conv), channels in zip(chain.pairs, below, strict=True):
+        size = window[0] * window[1] * relu.shape[2] + own.LANES
+        across = conv.kernel[1] * channels
+        kernel = (conv.kernel[0], across + -across % own.LANES)
+        lines.append([*relu.shape, *window, size, begin, *kernel, *conv.stride, *conv.padding])
+        begin += own.ROWS * size
+        high, wide = relu.shape[:2] if full else window
+        window = (high - 1) * conv.stride[0] + conv.kernel[0], (wide - 1) * conv.stride[1] + conv.kernel[1]
+    size = window[0] * window[1] * chain.input.shape[2] + own.LANES
+    lines.append([*chain.input.shape, *window, size, begin, 0, 0, 0, 0, 0, 0])
+    return np.array(lines, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -225,7 +205,7 @@ class _Job:
         d_values: Array,
         results: Callable[[int], list[tuple[Array, ...]]],
     ) -> None:
-        own, blocks = _module(), self.groups.blocks
+        own, blocks = kernels(), self.groups.blocks
         kinds = [tuple(_numpy(t) for t in tensors[k::KINDS]) for k in range(KINDS)]
         rows, ends = _numpy(values.flatten(0, 1)), _numpy(bounds.flatten())
         center, radius = (_numpy(end) for end in self.box)
