@@ -1,7 +1,7 @@
 """Recompute every table and interval of RESULTS.md that comes from result files.
 
-python benchmarks/tables.py            rewrite the blocks
-python benchmarks/tables.py --check    only say whether they are up to date (exit code 1 if not)
+    python benchmarks/tables.py            rewrite the blocks
+    python benchmarks/tables.py --check    only say whether they are up to date (exit code 1 if not)
 """
 
 from __future__ import annotations
