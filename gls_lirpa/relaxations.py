@@ -19,7 +19,7 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.relaxation import ByRows, Relaxation
 from gls_lirpa.errors import ConfigError
 
-__all__ = ["RELAXATIONS", "Relaxation", "get_relaxation"]
+__all__ = ["RELAXATIONS", "Relaxation", "ball_relaxations", "get_relaxation"]
 
 
 def _relaxed(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:
@@ -50,18 +50,31 @@ def _register(relaxation: Relaxation, *aliases: str) -> None:
 # The engine cuts a batch into chunks that fit its memory budget. A stage's batch is as small as still fills a chunk
 # on a cnn3, so that verdicts appear early.
 _register(
-    Relaxation("ibp", partial(_RELAXED, method="IBP"), light=True, batch=256, help="interval arithmetic"),
+    Relaxation("ibp", partial(_RELAXED, method="IBP"), light=True, balls=True, batch=256, help="interval arithmetic"),
     *("box", "interval"),
 )
 _register(Relaxation("hbox", _hbox, help="hybrid zonotopes"), "hybrid-box")
 _register(
-    Relaxation("crown-ibp", partial(_RELAXED, method="CROWN-IBP"), batch=64, help="CROWN over interval bounds"),
+    Relaxation(
+        "crown-ibp",
+        partial(_RELAXED, method="CROWN-IBP"),
+        balls=True,
+        batch=64,
+        help="CROWN over interval bounds",
+    ),
 )
 _register(
-    Relaxation("crown", partial(_RELAXED, method="CROWN"), help="CROWN, intersected with intervals at every layer"),
+    Relaxation(
+        "crown",
+        partial(_RELAXED, method="CROWN"),
+        balls=True,
+        help="CROWN, intersected with intervals at every layer",
+    ),
     "deeppoly",
 )
-_register(Relaxation("crown-plain", partial(_lirpa, method="CROWN"), help="CROWN as auto_LiRPA computes it"))
+_register(
+    Relaxation("crown-plain", partial(_lirpa, method="CROWN"), balls=True, help="CROWN as auto_LiRPA computes it")
+)
 _register(
     Relaxation(
         "alpha-crown",
@@ -69,6 +82,7 @@ _register(
         differentiable=False,
         help="CROWN with optimised slopes",
         options=Options(Option("iterations", int, "optimisation steps of the slopes", default=20, least=1)),
+        refines="crown",
         # auto_LiRPA's optimisation does not work on every network in float64.
         fallback="crown",
     ),
@@ -80,10 +94,20 @@ _register(
         partial(_ALPHA, iterations=None),
         differentiable=False,
         help="CROWN with slopes after one sign step",
+        refines="crown",
         fallback="crown",
     ),
     "α-crown-step",
 )
+
+
+def ball_relaxations() -> list[str]:
+    """The names of those that bound ℓ2 balls.
+
+    >>> ball_relaxations()
+    ['ibp', 'crown-ibp', 'crown', 'crown-plain']
+    """
+    return [name for name in RELAXATIONS if RELAXATIONS.get(name).balls]
 
 
 def get_relaxation(name: str | Relaxation, *, iterations: int | None = None) -> Relaxation:

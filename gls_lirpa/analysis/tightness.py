@@ -23,9 +23,6 @@ from gls_lirpa.relaxations import Relaxation, get_relaxation
 
 BATCH = 256
 
-_NEVER_LOOSER = {"alpha-crown": "crown"}
-"""Relaxations that begin with another's bound and keep the better one: what that certifies needs no second look."""
-
 
 @dataclass(frozen=True)
 class Tightness:
@@ -98,7 +95,7 @@ def tightness_curves(
             for i, radius in enumerate(radii):
                 proven: dict[str, Tensor] = {}
                 for relaxation in chosen:
-                    known = proven.get(_NEVER_LOOSER.get(relaxation.name, ""))
+                    known = proven.get(relaxation.refines or "")
                     proven[relaxation.name] = found = certified(
                         engine, inputs, targets, relaxation, eps=radius, known=known
                     )

@@ -16,8 +16,6 @@ from gls_lirpa.base.boxes import Box, linf_box
 from gls_lirpa.errors import ConfigError, DataError
 
 NORMS = ("linf", "l2")
-L2_RELAXATIONS = ("ibp", "crown-ibp", "crown", "crown-plain")
-"""The relaxations that bound ℓ2 balls, which are stages of certification too."""
 
 _ROUNDING = 1 + 2.0**-20
 """More than what rounding does to a radius in float32; that of bounds over the ball is no larger than over its box."""
@@ -93,9 +91,3 @@ def check_norm(norm: str | float) -> str:
     if name not in NORMS:
         raise ConfigError(f"unknown norm {norm!r}: expected one of {', '.join(NORMS)}")
     return name
-
-
-def check_l2_relaxation(name: str) -> None:
-    """Refuse a relaxation that has no bounds over ℓ2 balls."""
-    if name not in L2_RELAXATIONS:
-        raise ConfigError(f"{name} has no bounds over l2 balls: expected one of {', '.join(L2_RELAXATIONS)}")

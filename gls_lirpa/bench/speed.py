@@ -80,6 +80,7 @@ def measured(
     x, y = torch.rand(batch, *shape, generator=generator), torch.arange(batch) % CLASSES
     steps: dict[str, dict[str, float]] = {}
     plain: dict[str, float] = {}
+    evaluations: dict[str, float] = {}
     relaxations = [name for name in RELAXATIONS if RELAXATIONS.get(name).differentiable]
     total = len(relaxations) * (len(ESTIMATORS.names()) + 1) + 2
     done = 0
@@ -95,6 +96,7 @@ def measured(
             given = {**method.recipe, **({"population": population} if "population" in method.options else {})}
             criterion = method.build(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
             steps[relaxation][estimator] = seconds(stepped(criterion, model, x, y), repeats)
+            evaluations[estimator] = criterion.stats["evaluations"]
             done += 1
             progress(done, total)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -111,6 +113,7 @@ def measured(
         "batch": batch,
         "population": population,
         "steps": steps,
+        "evaluations": evaluations,
         "plain": plain,
         "actors": actors,
         "memory_gib": memory,
@@ -132,7 +135,7 @@ def speed_sections(context: Context) -> list[Section]:
 def sections_of(result: dict[str, Any]) -> list[Section]:
     """The tables of one measurement."""
     population = result["population"]
-    evaluations = {"grad": 1, "sam": 2, "rgs": 2, "pgpe": population}
+    evaluations = result["evaluations"]
     names = ESTIMATORS.names()
     step_rows, rate_rows = [], []
     for relaxation, times in result["steps"].items():

@@ -139,6 +139,8 @@ def _true(logits: Tensor, wanted: Tensor) -> Tensor:
 class AttackStage:
     """PGD as a stage. A sample's random starts follow from the seed and its index alone."""
 
+    attacks = True
+
     def __init__(self, options: StageOptions) -> None:
         self.name = "pgd"
         self.batch = ATTACK_BATCH

@@ -23,7 +23,7 @@ from gls_lirpa.certification.network import Network
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.requirements import narrow, prove_parts, refine
 from gls_lirpa.certification.settings import Settings
-from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, Subject, admits
+from gls_lirpa.certification.stage import STAGES, Findings, OpenSamples, Stage, Subject, admits, has_flag
 from gls_lirpa.errors import DataError, EngineError, UnsupportedLayerError
 
 FAILURES = (
@@ -120,10 +120,10 @@ class Cascade:
         """Let a stage work on some open samples and draw the conclusions."""
         subject, limit = self.network.subject, self.settings.timeout - batch.time_used(part)
         started = time.perf_counter()
-        if proves_exactly(stage):
+        if has_flag(stage, "exact"):
             refine(self.network, batch, batch.coarse(part))
             narrow(self.network, batch, batch.demanding(part))
-        samples = batch.samples(part, self.network.dtype, exact=proves_exactly(stage))
+        samples = batch.samples(part, self.network.dtype, exact=has_flag(stage, "exact"))
         try:
             findings = self._findings(stage, subject, samples, limit)
         except UnsupportedLayerError:  # no stage is left
@@ -139,7 +139,7 @@ class Cascade:
         broken = self._broken(stage, batch, part, findings)
         narrow(self.network, batch, batch.stopped(part))
         self._recheck(stage, batch, part, findings, broken, limit - (time.perf_counter() - started))
-        if getattr(stage, "by_parts", False):
+        if has_flag(stage, "by_parts"):
             left = torch.tensor([i for i in part.tolist() if i not in broken], dtype=torch.int64)
             prove_parts(self.network, batch, left, limit - (time.perf_counter() - started))
         share = (time.perf_counter() - started) / len(part)
@@ -161,7 +161,7 @@ class Cascade:
             return stage(subject, samples, timeout=timeout)
         except UnsupportedLayerError as error:
             self.unusable[stage.name] = str(error)
-            if all(other.name in self.unusable or other.name == "pgd" for other in self._stages):
+            if all(other.name in self.unusable or has_flag(other, "attacks") for other in self._stages):
                 raise
             return None
 
@@ -178,7 +178,7 @@ class Cascade:
         best = torch.maximum(batch.lower[part], lower)
         refine(self.network, batch, batch.coarse(part, best))
         # A class proven in float64 stays proven, though its bound may be below what float32 asks for.
-        exact = proves_exactly(stage)
+        exact = has_flag(stage, "exact")
         batch.proven[part] |= (lower > batch.required.solver[part]) if exact else (best > batch.required.single[part])
         batch.lower[part] = best
 
@@ -213,7 +213,7 @@ class Cascade:
         self, stage: Stage, batch: Batch, part: Tensor, findings: Findings, broken: dict[int, Tensor], limit: float
     ) -> None:
         """Compute bounds that rounding in float32 keeps from being proofs in float64, in the time left."""
-        if limit <= 0 or proves_exactly(stage):
+        if limit <= 0 or has_flag(stage, "exact"):
             return
         bounded = torch.isfinite(findings.lower).any(1).tolist()
         candidates = [i for i, new in zip(part.tolist(), bounded, strict=True) if new and i not in broken]
@@ -259,7 +259,7 @@ class Cascade:
             batch.spent[i]["cross-check"] = share
 
     def _bound_attacked(self, stage: Stage, batch: Batch, part: Tensor, broken: dict[int, Tensor]) -> None:
-        samples = batch.samples(part, self.network.dtype, exact=proves_exactly(stage))
+        samples = batch.samples(part, self.network.dtype, exact=has_flag(stage, "exact"))
         usable = stage.name not in self.unusable and admits(stage, samples.box)
         try:
             findings = self._findings(stage, self.network.subject, samples, self.settings.timeout) if usable else None
@@ -276,8 +276,3 @@ class Cascade:
     def _contradiction(self, batch: Batch, i: int, stage: str, bounds: Tensor, point: Tensor) -> None:
         suspect = Suspect(int(batch.indices[i]), int(batch.labels[i]), batch.x[i], self.settings.eps, bounds, point)
         raise_contradiction(suspect, stage, self._folder)
-
-
-def proves_exactly(stage: Stage) -> bool:
-    """Whether a stage proves in float64 whatever dtype it is given."""
-    return bool(getattr(stage, "exact", False))

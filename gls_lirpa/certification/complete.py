@@ -27,8 +27,7 @@ SEARCHES: dict[str, Search] = {
 class CompleteStage:
     """One sample after the other, its open rows together, by the search of this ``name``.
 
-    ``exact``: it proves in float64 whatever dtype it is given; ``by_parts``: its boxes may be proven in parts, where
-    rounding over the whole is too much. ``search`` replaces the one of that name.
+    ``search`` replaces the one of that name.
 
     >>> from torch import nn
     >>> from gls_lirpa.engine.bounds import BoundEngine
@@ -44,6 +43,7 @@ class CompleteStage:
     """
 
     batch = 1
+    complete = True
 
     def __init__(self, name: str, settings: SolverSettings | None = None, *, search: Search | None = None) -> None:
         self.name = name

@@ -15,6 +15,7 @@ from rich.table import Table
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.lines import fitted
 from gls_lirpa.certification.records import REASONS, Record, Summary
+from gls_lirpa.certification.stage import has_flag
 
 REASON_TEXTS = {
     "time": "out of time",
@@ -72,10 +73,6 @@ class ProgressReporter:
         return fitted(parts, self._width - others)
 
 
-ATTACKS = {"pgd", "bab", "input-split", "milp"}
-"""Stages that look for counterexamples."""
-
-
 def result_table(summary: Summary, *, title: str) -> Table:
     """Accuracies, then what each stage decided and how long it took."""
     table = Table(title=title, title_justify="left")
@@ -89,8 +86,9 @@ def result_table(summary: Summary, *, title: str) -> Table:
         table.add_row(name, *cells, *([str(stage.errors) if stage.errors else ""] if failed else []))
     table.add_section()
     table.add_row("natural accuracy", f"{100 * summary.natural:.2f} %")
-    unattacked = summary.unknown > 0 and not ATTACKS & set(summary.stages)
-    table.add_row("adversarial accuracy", "no attack" if unattacked else f"{100 * summary.adversarial:.2f} %")
+    attacked = any(has_flag(name, flag) for name in summary.stages for flag in ("attacks", "complete"))
+    shown = f"{100 * summary.adversarial:.2f} %" if attacked or summary.unknown == 0 else "no attack"
+    table.add_row("adversarial accuracy", shown)
     table.add_row("certified accuracy", f"[bold]{100 * summary.certified:.2f} %[/bold]")
     table.add_row("unknown", f"{summary.unknown} of {summary.samples}")
     for reason in REASONS:

@@ -10,10 +10,11 @@ from typing import Any
 import gls_lirpa.certification.attack
 import gls_lirpa.certification.complete
 import gls_lirpa.certification.incomplete  # noqa: F401  (all three register their stages)
-from gls_lirpa.base.balls import L2_RELAXATIONS, check_norm
+from gls_lirpa.base.balls import check_norm
 from gls_lirpa.base.boxes import check_eps
 from gls_lirpa.certification.stage import STAGES, StageOptions
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.relaxations import ball_relaxations
 
 DEFAULT_STAGES = ("ibp", "pgd", "crown-ibp", "crown", "alpha-crown", "input-split", "bab")
 """By cost; splitting inputs is left out where more than a few vary. One IBP pass costs two forward passes, the
@@ -63,9 +64,10 @@ class Settings:
             self._check_l2()
 
     def _check_l2(self) -> None:
+        usable = ball_relaxations()
         for name in self.stages:
-            if name not in L2_RELAXATIONS:
-                expected = f"expected some of {', '.join(L2_RELAXATIONS)}"
+            if name not in usable:
+                expected = f"expected some of {', '.join(usable)}"
                 raise ConfigError(f"stage {name!r} works in linf boxes, not in l2 balls: {expected}")
         if self.cross_check:
             raise ConfigError("cross_check attacks in linf boxes: it is not for l2 balls")

@@ -66,7 +66,10 @@ class Findings:
 class Stage(Protocol):
     """One way to decide samples. ``batch``: how many it likes to see at once.
 
-    A stage with an attribute ``exact`` that is true proves in float64 whatever dtype it is given.
+    Attributes that a stage may leave out: ``max_inputs`` (see :func:`admits`), and flags. ``exact``: it proves in
+    float64 whatever dtype it is given; ``by_parts``: its boxes may be proven in parts, where rounding over the whole
+    is too much; ``attacks``: it looks for counterexamples alone; ``complete``: given time it finds a proof or a
+    counterexample, one sample after the other.
     """
 
     name: str
@@ -106,3 +109,15 @@ class StageOptions:
 
 STAGES: Registry[Callable[[StageOptions], Stage]] = Registry("stage")
 """How a stage is made, by name. Registering one is all it takes to use it in a cascade."""
+
+
+def has_flag(stage: Stage | str, flag: str) -> bool:
+    """Whether a stage, or the one of a name, has a flag; one that nobody registered has none.
+
+    >>> import gls_lirpa.certification
+    >>> [name for name in STAGES if has_flag(name, "complete")]
+    ['bab', 'input-split', 'milp']
+    """
+    if isinstance(stage, str):
+        return stage in STAGES and has_flag(STAGES.get(stage)(StageOptions()), flag)
+    return bool(getattr(stage, flag, False))

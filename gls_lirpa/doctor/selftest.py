@@ -120,7 +120,7 @@ def check_network(
 
 @torch.no_grad()
 def _compared(engine: BoundEngine, box: Box, spec: Tensor, relaxation: str, values: Tensor) -> Comparison:
-    method = get_relaxation(relaxation, iterations=3 if relaxation == "alpha-crown" else None)
+    method = get_relaxation(relaxation, iterations=3 if "iterations" in RELAXATIONS.get(relaxation).options else None)
     try:
         lower = engine.bounds(box, spec, method).lower
     except UnsupportedLayerError as error:

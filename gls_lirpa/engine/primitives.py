@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gls_lirpa.base.balls import Ball, check_l2_relaxation
+from gls_lirpa.base.balls import Ball
 from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.engine import alpha, hbox, rows
 from gls_lirpa.engine.batchnorm import Statistics
@@ -170,4 +170,4 @@ class Primitives:
 
 def _refuse_ball(name: str, box: Box) -> None:
     if isinstance(box, Ball):
-        check_l2_relaxation(name)
+        raise ConfigError(f"{name} has no bounds over l2 balls: use ibp, crown-ibp or crown")

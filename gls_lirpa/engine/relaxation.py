@@ -32,9 +32,10 @@ class ByRows:
 class Relaxation:
     """How bounds are computed: ``bound(engine, box, spec, statistics)``, with ``options`` as keywords.
 
-    ``differentiable``: whether gradients reach the weights; ``light``: memory per sample is that of a forward pass.
-    As a stage of certification it sees ``batch`` samples at once, and where it fails in float64 the relaxation
-    named ``fallback`` takes its place.
+    ``differentiable``: whether gradients reach the weights; ``light``: memory per sample is that of a forward pass;
+    ``balls``: whether it bounds ℓ2 balls too. It begins with the bound of the relaxation named ``refines`` and keeps
+    the better one. As a stage of certification it sees ``batch`` samples at once, and where it fails in float64 the
+    relaxation named ``fallback`` takes its place. ``help``: what the command line says of it.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Relaxation:
     options: Options = field(default_factory=Options)
     batch: int = 32
     fallback: str | None = None
+    refines: str | None = None
+    balls: bool = False
 
     def configured(self, options: dict[str, Value]) -> Relaxation:
         """The same with some options set."""

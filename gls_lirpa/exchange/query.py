@@ -11,14 +11,13 @@ import torch
 from gls_lirpa.certification import SolverSettings
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
-from gls_lirpa.certification.stage import StageOptions
+from gls_lirpa.certification.stage import StageOptions, has_flag
 from gls_lirpa.errors import DataError
 from gls_lirpa.exchange.cases import Case, Property
 from gls_lirpa.exchange.counterexample import Counterexample, replayed
 from gls_lirpa.exchange.onnx_model import OnnxNetwork
 from gls_lirpa.exchange.property import enclosing_box, property_network
 
-COMPLETE = ("input-split", "bab", "milp")
 CHUNK = 256
 """Disjuncts that one network decides together: each is an output of it, and bounds need their square in memory."""
 
@@ -103,7 +102,7 @@ class _Decision:
             self._late = True
             return None
         model = property_network(self._network.model, group[0].unsafe, self._network.dtype)
-        cheap = tuple(name for name in self._settings.stages if name not in COMPLETE)
+        cheap = tuple(name for name in self._settings.stages if not has_flag(name, "complete"))
         parts = [group]
         if len(group) > 1 and cheap != self._settings.stages:
             # Cheap stages see many boxes at once, a complete one sees each with all the time left.

@@ -17,9 +17,8 @@ from gls_lirpa.base.boxes import check_eps, check_labels, linf_box, margin_spec
 from gls_lirpa.engine.batchnorm import Statistics, in_train_mode
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.losses.refusal import check_l2_training
 from gls_lirpa.losses.regularizers import l1_norm, warmup_penalty
-from gls_lirpa.losses.terms import LOSSES, LossInput, margin_cross_entropy, robust
+from gls_lirpa.losses.terms import LOSSES, LossInput, check_l2_training, margin_cross_entropy, robust
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 
 _SMALLEST_RADIUS = 1e-4
@@ -86,7 +85,7 @@ class CertifiedLoss:
                 else f"loss {self.loss.name!r} learns from no teacher: remove it, or use loss 'distill'"
             )
         self.teacher = teacher
-        check_l2_training(self.norm, self.loss.name, self.relaxation.name, warmup)
+        check_l2_training(self.norm, self.loss, self.relaxation, warmup)
         self._weights = {"natural_weight": natural_weight, "l1": l1, "warmup": warmup}
         self._chunk_mib = chunk_mib
         self._options = options

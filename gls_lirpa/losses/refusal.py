@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gls_lirpa.base.balls import check_l2_relaxation
 from gls_lirpa.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,17 +22,6 @@ class _Refusal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> Any:
         raise ConfigError(ctx.message)
-
-
-def check_l2_training(norm: str, loss: str, relaxation: str, warmup: float) -> None:
-    """Refuse what does not know ℓ2 balls: attacks, the warm-up penalty, and other relaxations."""
-    if norm == "linf" or loss == "natural":
-        return
-    if loss != "robust":
-        raise ConfigError(f"loss {loss!r} works in linf boxes: expected loss 'robust' or 'natural' with norm 'l2'")
-    if warmup > 0:
-        raise ConfigError(f"the warm-up penalty is for linf boxes: expected warmup 0 with norm 'l2', got {warmup}")
-    check_l2_relaxation(relaxation)
 
 
 def with_gradient_or_refusal(batch: LossInput, value: Tensor) -> Tensor:

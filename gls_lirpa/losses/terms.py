@@ -23,8 +23,9 @@ from gls_lirpa.base.options import Option, Options, Value
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
+from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.refusal import with_gradient_or_refusal
-from gls_lirpa.relaxations import Relaxation
+from gls_lirpa.relaxations import Relaxation, ball_relaxations
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Loss:
 
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
     ``relaxation``: the one it was published with, for configurations that name none. ``teacher``: whether it
-    needs a trained network beside the one it trains. ``published``: options of the literature by (dataset, ε).
+    needs a trained network beside the one it trains. ``balls``: whether it is defined over ℓ2 balls too.
+    ``published``: options of the literature by (dataset, ε). ``help``: what the command line says of it.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Loss:
     teacher: bool = False
     help: str = ""
     published: Mapping[tuple[str, float], dict[str, Value]] = field(default_factory=dict)
+    balls: bool = False
 
     def configured(self, options: Mapping[str, Value]) -> Term:
         """The term with its options set, each of them checked."""
@@ -130,7 +133,7 @@ LOSSES: Registry[Loss] = Registry("loss")
 STEPS = Option("steps", int, "steps of the attack", default=8, least=1)
 LOSSES.register(
     "natural",
-    Loss("natural", natural, bounds=False, help="cross-entropy of the clean batch"),
+    Loss("natural", natural, bounds=False, balls=True, help="cross-entropy of the clean batch"),
     aliases=("standard", "ce"),
 )
 LOSSES.register(
@@ -140,6 +143,20 @@ LOSSES.register(
 )
 LOSSES.register(
     "robust",
-    Loss("robust", robust, bounds=True, help="cross-entropy over the relaxation's margins"),
+    Loss("robust", robust, bounds=True, balls=True, help="cross-entropy over the relaxation's margins"),
     aliases=("certified",),
 )
+
+
+def check_l2_training(norm: str, loss: Loss, relaxation: Relaxation, warmup: float) -> None:
+    """Refuse what does not know ℓ2 balls: attacks, the warm-up penalty, and other relaxations."""
+    if norm == "linf" or (loss.balls and not loss.bounds):
+        return
+    if not loss.balls:
+        expected = " or ".join(repr(name) for name in LOSSES if LOSSES.get(name).balls)
+        raise ConfigError(f"loss {loss.name!r} works in linf boxes: expected loss {expected} with norm 'l2'")
+    if warmup > 0:
+        raise ConfigError(f"the warm-up penalty is for linf boxes: expected warmup 0 with norm 'l2', got {warmup}")
+    if not relaxation.balls:
+        expected = ", ".join(ball_relaxations())
+        raise ConfigError(f"{relaxation.name} has no bounds over l2 balls: expected one of {expected}")

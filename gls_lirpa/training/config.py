@@ -23,7 +23,7 @@ from gls_lirpa.base.registry import Registry, nearest
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS, EstimatorMethod
 from gls_lirpa.losses import LOSSES
-from gls_lirpa.losses.refusal import check_l2_training
+from gls_lirpa.losses.terms import check_l2_training
 from gls_lirpa.models import MODELS
 from gls_lirpa.models.initialization import INITIALIZERS
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
@@ -118,7 +118,7 @@ class TrainConfig:
         object.__setattr__(self, "loss_options", loss.options.checked(f"loss {self.loss!r}", self.loss_options))
         object.__setattr__(self, "estimator_options", estimator.checked(self.estimator_options))
         relaxation.configured(self.relaxation_options)
-        check_l2_training(self.norm, self.loss, self.relaxation, self.warmup)
+        check_l2_training(self.norm, loss, relaxation, self.warmup)
         if loss.teacher != (self.teacher is not None):
             raise ConfigError(
                 f"loss {self.loss!r} needs --teacher RUN, the run folder of a trained network"

@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from gls_lirpa.base.boxes import Bounds, crossed, linf_box
-from gls_lirpa.certification import Summary, certify
+from gls_lirpa.certification import STAGES, Record, Summary, certify
 from gls_lirpa.certification.incomplete import BoundStage
+from gls_lirpa.certification.report import result_table
 from gls_lirpa.certification.stage import OpenSamples, Subject
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.relaxations import Relaxation
@@ -173,3 +174,13 @@ def test_overflow_is_unknown() -> None:
         model[3].weight.fill_(3e38)
     records = certify(model, images(3) * 0 + 1, torch.zeros(3).long(), eps=0.1, stages=CHEAP, options=FAST)
     assert {(r.verdict, r.prediction) for r in records} == {("unknown", -1)}
+
+
+def test_an_attack_of_ones_own_counts_as_one(register: Callable[[str, Answer], None]) -> None:
+    register("test-attacks", claims(-1.0))
+    register("test-bounds", claims(-1.0))
+    STAGES.get("test-attacks").attacks = True  # type: ignore[attr-defined]
+    for stage, shown in (("test-attacks", "100.00 %"), ("test-bounds", "no attack"), ("test-missing", "no attack")):
+        summary = Summary.of([Record(0, 1, 1, "unknown", stage, -0.5, {stage: 0.1})])
+        names, values, *_ = (list(column.cells) for column in result_table(summary, title="").columns)
+        assert values[names.index("adversarial accuracy")] == shown
