@@ -139,7 +139,7 @@ def test_a_missing_log_package_names_its_extra(
     monkeypatch.setattr(sys, "meta_path", [Refuse(), *sys.meta_path])
     answer = glscert("train", "--out", tmp_path / "run", *QUICK, "--log", name)
     assert answer.code == 2
-    expected = f"--log {name} needs {name}, which is not installed: pip install 'gls-lirpa[{name}]'"
+    expected = f"--log {name} needs {name}, which is not installed: pip install {name}"
     assert answer.err == f"glscert: {expected}\n"
     assert not (tmp_path / "run").exists()
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
+import shlex
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from gls_lirpa.errors import ConfigError
 
@@ -38,10 +42,10 @@ def optional(module: str, *, extra: str, feature: str) -> Any:
 
     >>> optional("json", extra="none", feature="this example").dumps([1])
     '[1]'
-    >>> optional("no_such_package", extra="toys", feature="playing")
+    >>> optional("no_such_package", extra="toys", feature="a toy")
     Traceback (most recent call last):
     ...
-    gls_lirpa.errors.ConfigError: playing needs no_such_package, which is not installed: pip install 'gls-lirpa[toys]'
+    gls_lirpa.errors.ConfigError: a toy needs no_such_package, which is not installed: pip install '.[toys]' in a clone
     """
     try:
         return importlib.import_module(module)
@@ -52,5 +56,23 @@ def optional(module: str, *, extra: str, feature: str) -> Any:
         raise _missing(package, extra, feature) from error
 
 
+def install_command(extra: str) -> str:
+    """What to type for an extra: its packages by name, so that it does not matter where this one was installed from.
+
+    >>> install_command("plots")
+    "pip install 'matplotlib>=3.7'"
+    """
+    try:
+        required = [Requirement(line) for line in importlib.metadata.requires("gls-lirpa") or []]
+    except importlib.metadata.PackageNotFoundError:  # a clone that was never installed
+        required = []
+    found = [
+        f"{package.name}{package.specifier}"
+        for package in required
+        if package.marker and package.marker.evaluate({"extra": extra}) and not package.marker.evaluate({"extra": ""})
+    ]
+    return f"pip install {shlex.join(found)}" if found else f"pip install '.[{extra}]' in a clone"
+
+
 def _missing(package: str, extra: str, feature: str) -> ConfigError:
-    return ConfigError(f"{feature} needs {package}, which is not installed: pip install 'gls-lirpa[{extra}]'")
+    return ConfigError(f"{feature} needs {package}, which is not installed: {install_command(extra)}")

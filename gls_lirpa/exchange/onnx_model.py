@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from gls_lirpa.base.extras import install_command
 from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.errors import CheckpointError, UnsupportedLayerError
 from gls_lirpa.exchange.modern import modern
@@ -50,23 +51,17 @@ class OnnxNetwork:
         return np.stack(rows)
 
 
-def load_onnx(path: str | Path) -> nn.Module:
-    """The network in an ONNX file, for any batch size; see :func:`read_onnx`.
+def read_onnx(path: str | Path) -> OnnxNetwork:
+    """Read an ONNX file (``.onnx`` or ``.onnx.gz``) and compare it with onnxruntime on random inputs.
+
+    Whatever is wrong with the file is one of this package's errors.
 
     >>> import tempfile
     >>> from gls_lirpa.exchange.export import write_onnx
     >>> net, file = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), Path(tempfile.mkdtemp()) / "net.onnx"
     >>> write_onnx(net, (1, 2, 2), file)
-    >>> load_onnx(file)(torch.zeros(5, 1, 2, 2)).shape
+    >>> read_onnx(file).model(torch.zeros(5, 1, 2, 2)).shape
     torch.Size([5, 3])
-    """
-    return read_onnx(path).model
-
-
-def read_onnx(path: str | Path) -> OnnxNetwork:
-    """Read an ONNX file (``.onnx`` or ``.onnx.gz``) and compare it with onnxruntime on random inputs.
-
-    Whatever is wrong with the file is one of this package's errors.
     """
     path = Path(path)
     content = read_bytes(path, "network")
@@ -195,8 +190,9 @@ def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        hint = "pip install 'gls-lirpa[onnx]'"
-        raise CheckpointError(f"ONNX files need the package {name} ({_line(error)}): {hint}") from error
+        raise CheckpointError(
+            f"ONNX files need the package {name} ({_line(error)}): {install_command('onnx')}"
+        ) from error
 
 
 def _line(error: BaseException, *, without: str = " ") -> str:

@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+from gls_lirpa.base.extras import install_command
 from gls_lirpa.errors import CheckpointError, DataError
 from gls_lirpa.exchange.cases import Property, property_of
 from gls_lirpa.exchange.terms import Term, comparison, difference, product, sum_of
@@ -61,8 +62,9 @@ def _parsed(text: str) -> Any:
     try:
         library: Any = importlib.import_module("vnnlib")
     except ImportError as error:
-        hint = "pip install 'gls-lirpa[onnx]'"
-        raise CheckpointError(f"VNN-LIB 2.0 files need the package vnnlib ({error}): {hint}") from error
+        raise CheckpointError(
+            f"VNN-LIB 2.0 files need the package vnnlib ({error}): {install_command('onnx')}"
+        ) from error
     try:
         return library.parse_query_string(text)
     except library.VNNLibException as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gls_lirpa.base.extras import install_command
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.tuning.pareto import Point
@@ -18,7 +19,7 @@ class Proposer:
         try:
             import optuna
         except ImportError as error:
-            raise ConfigError("tuning needs Optuna: pip install 'gls-lirpa[tune]'") from error
+            raise ConfigError(f"tuning needs Optuna: {install_command('tune')}") from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna: Any = optuna
         self._seed = seed
