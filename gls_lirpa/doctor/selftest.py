@@ -72,18 +72,6 @@ def violations(values: Tensor, lower: Tensor) -> int:
     return int((~held).any(-1).sum())
 
 
-def run_case(
-    name: str, relaxation: str, seed: int, *, samples: int = 64, dtype: torch.dtype = torch.float32
-) -> Comparison:
-    """One random network of a case, bounded over boxes of three radii.
-
-    >>> run_case("AvgPool2d", "crown", 1).violations
-    0
-    """
-    case = CASES[name]
-    return check_network(case.layer, case.image, [relaxation], seed, samples=samples, dtype=dtype)[relaxation]
-
-
 def check_network(
     layer: Layer,
     image: bool,
@@ -93,8 +81,13 @@ def check_network(
     samples: int = 64,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, Comparison]:
-    """One random network around ``layer``, likewise, by several relaxations: they share the engine, as they do in
-    a certification, and the points."""
+    """One random network around ``layer``, bounded over boxes of three radii by several relaxations: they share the
+    engine, as they do in a certification, and the points.
+
+    >>> case = CASES["AvgPool2d"]
+    >>> check_network(case.layer, case.image, ["crown"], 1)["crown"].violations
+    0
+    """
     model, shape = random_network(layer, seed, image=image)
     model = model.to(dtype)
     generator = torch.Generator().manual_seed(seed)

@@ -78,12 +78,6 @@ class Worker:
                 losses = [self.value(task, scene, point) for point in points]
         return list(zip(losses[::2], losses[1::2], strict=True))
 
-    def _pairs(self, task: Task, seeds: Sequence[int]) -> Iterator[Tensor]:
-        for seed in seeds:
-            epsilon = self.noise(seed).mul_(task.sigma)
-            yield task.theta + epsilon
-            yield task.theta - epsilon
-
     def _together(self, task: Task, scene: Surroundings, points: Iterable[Tensor]) -> list[float] | None:
         """The losses at many points by the loss's own ``population``; None where it has none for this task."""
         population = getattr(self.loss, "population", None)

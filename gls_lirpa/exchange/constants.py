@@ -40,9 +40,14 @@ def inline_constants(proto: Any) -> None:
         copy.name = node.output[0]
         known[copy.name] = copy
         graph.initializer.append(copy)
+    keep_nodes(graph, kept)
+
+
+def keep_nodes(graph: Any, kept: list[Any]) -> None:
+    """Drop all other nodes of a graph, and initialisers that are unused then; nothing where all are kept."""
     if len(kept) == len(graph.node):
         return
-    used = {name for node in kept for name in node.input} | outputs
+    used = {name for node in kept for name in node.input} | {value.name for value in graph.output}
     initialisers = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.node[:], graph.initializer[:]
     graph.node.extend(kept)

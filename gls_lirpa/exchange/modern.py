@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from gls_lirpa.exchange.constants import inline_constants
+from gls_lirpa.exchange.constants import inline_constants, keep_nodes
 
 OPSET = 13
 """onnx2torch knows every operator of this version that it knows at all."""
@@ -144,13 +144,7 @@ def _fold(proto: Any) -> None:
         else:
             arrays[node.output[0]] = result
             graph.initializer.append(onnx.numpy_helper.from_array(result, node.output[0]))
-    if len(kept) == len(graph.node):
-        return
-    used = {name for node in kept for name in node.input} | outputs
-    initialisers = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(kept)
-    graph.initializer.extend(initialisers)
+    keep_nodes(graph, kept)
 
 
 def _evaluated(node: Any, arrays: dict[str, Any], opsets: Any, reference: Any) -> Any:

@@ -15,7 +15,7 @@ from gls_lirpa.certification import certify
 from gls_lirpa.errors import ConfigError, GLSError
 from gls_lirpa.exchange import onnx_model
 from gls_lirpa.exchange.export import write_onnx
-from gls_lirpa.exchange.onnx_model import load_onnx, read_onnx
+from gls_lirpa.exchange.onnx_model import read_onnx
 from gls_lirpa.models import Normalize, build_model
 from tests.helpers.onnx_nets import NETS, node, save
 
@@ -34,7 +34,7 @@ def test_networks_of_other_tools(tmp_path: Path, name: str) -> None:
 
 
 def test_normalisation_is_recognised(tmp_path: Path) -> None:
-    model = load_onnx(NETS["convolution"](tmp_path / "net.onnx"))
+    model = read_onnx(NETS["convolution"](tmp_path / "net.onnx")).model
     assert isinstance(model[0], Normalize)
 
 
@@ -49,7 +49,7 @@ def test_our_networks_come_back(tmp_path: Path, packed: bool) -> None:
         file = file.with_name("net.onnx.gz")
         file.write_bytes(gzip.compress((tmp_path / "net.onnx").read_bytes()))
     x = torch.rand(4, 3, 8, 8)
-    read = load_onnx(file)
+    read = read_onnx(file).model
     assert isinstance(read, nn.Sequential) and isinstance(read[0], Normalize)
     assert torch.allclose(read(x), model(x), atol=1e-5)
 
@@ -118,7 +118,7 @@ def test_what_is_wrong_with_a_file_is_one_line(tmp_path: Path, name: str) -> Non
 
 def test_a_network_read_wrongly_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = NETS["flattened"](tmp_path / "net.onnx")
-    right = load_onnx(file)
+    right = read_onnx(file).model
     monkeypatch.setattr(onnx_model, "translate", lambda graph, example: nn.Sequential(*right, nn.ReLU()))
     with pytest.raises(GLSError, match="differ from onnxruntime's"):
         read_onnx(file)
