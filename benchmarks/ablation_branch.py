@@ -1,6 +1,6 @@
 """Branch and bound with one of its parts taken away, on the samples that alpha-crown leaves open.
 
-    python benchmarks/ablation_branch.py RUN [RUN …] [--samples 20] [--timeout 8] [--only all,no-exchange]
+    python benchmarks/ablation_branch.py RUN [RUN …] [--samples 20] [--timeout 8] [--only all,no-groups]
 
 A row per run and variant: how many samples were decided, the median and the total of the seconds. The limit is in
 seconds of processor time of one thread, so that the figures do not depend on what else the machine does.
@@ -25,13 +25,12 @@ from gls_lirpa.relaxations import RELAXATIONS
 from gls_lirpa.solver import SolverSettings
 from gls_lirpa.training.runs import Run, load_run
 
-# Without groups there is no second tree, and no exchange attack before it.
+# Without groups there is no second tree.
 VARIANTS: dict[str, dict[str, int]] = {
     "all": {},
     "no-facets-in-trees": {"facet_iterations": 0},
     "no-tightening": {"tightening_iterations": 0},
     "no-groups": {"group_iterations": 0},
-    "no-exchange": {"exchange_rounds": 0},
     "small-first-tree": {"first_nodes": 32},
     "no-descent": {"attack_starts": 0},
     "no-lookahead": {"candidates": 1},

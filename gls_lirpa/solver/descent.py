@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from gls_lirpa.attacks import ascend, project
 from gls_lirpa.base.boxes import Box
-from gls_lirpa.solver.exchange import exchange_attack
 
 
 class Descent:
@@ -60,13 +59,6 @@ class Descent:
             with torch.no_grad():
                 found = _violation(last, self.margins(last))
         return found
-
-    def exchange(self, *, population: int, rounds: int, seed: int, deadline: float) -> Tensor | None:
-        """An input with a negative margin from many points that exchange windows (``exchange``), or None."""
-        generator = torch.Generator().manual_seed(seed)
-        return exchange_attack(
-            self.margins, self._box, population=population, rounds=rounds, generator=generator, deadline=deadline
-        )
 
 
 def _lowering(margins: Tensor, rows: Tensor) -> Tensor:

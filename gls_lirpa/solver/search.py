@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
@@ -29,9 +29,6 @@ float32 does to the bounds of open domains."""
 
 ABOVE = 1.05
 """Of what the cascade asks for, where that is more: a bound at the aim then suffices after its last rounding."""
-
-_ATTACK_SHARE = 1 / 3
-"""Of the time after the first tree, which the exchange attack may take on large networks; on a cnn3 it needs less."""
 
 
 class Solver:
@@ -60,8 +57,8 @@ class Solver:
     def branch_and_bound(self, query: Query) -> SearchOutcome:
         """Split unstable neurons, in steps of growing cost.
 
-        A small first tree decides easy samples. What it leaves open is attacked with points that exchange parts of
-        their inputs, and goes to a second tree with a multi-neuron relaxation, until that ends or a limit does.
+        A small first tree decides easy samples. What it leaves open goes to a second tree with a multi-neuron
+        relaxation, until that ends or a limit does.
         """
         with torch.no_grad():
             stable = self._form_builder(query).stability(query.box, query.spec)
@@ -82,9 +79,6 @@ class Solver:
         if not first.exhausted or not enough or time.monotonic() > goal.deadline:
             return first
         descent, form = descent.of_rows(rows), form.of_rows(rows)
-        found = self._exchanged(descent, goal.deadline)
-        if found is not None:
-            return replace(first, counterexample=found, exhausted=False)
         second = replace(settings, max_nodes=None if math.isinf(left) else int(left))
         if isinstance(form, SplitForm):
             second = replace(second, iterations=settings.second_iterations)
@@ -137,15 +131,6 @@ class Solver:
         logits = self._model(query.box.center)
         target = max(AIM * max(1.0, float(logits.abs().max())), ABOVE * query.needed)
         return Goal(query.known.double(), target, query.deadline, self._seed)
-
-    def _exchanged(self, descent: Descent, deadline: float) -> Tensor | None:
-        """A counterexample of the attack between the trees, which gets a share of the time that is left."""
-        population, rounds = self.settings.exchange_population, self.settings.exchange_rounds
-        if not rounds:
-            return None
-        now = time.monotonic()
-        until = now + _ATTACK_SHARE * (deadline - now)
-        return descent.exchange(population=population, rounds=rounds, seed=self._seed, deadline=until)
 
     def _form_builder(self, query: Query) -> FormBuilder:
         if self._builder is None:

@@ -15,7 +15,6 @@ FROM_ZERO = (
     "group_iterations",
     "attack_starts",
     "attack_steps",
-    "exchange_rounds",
 )
 """Settings that may be 0: then that part is left out. All others are at least 1."""
 
@@ -68,10 +67,6 @@ class SolverSettings:
     attack_starts: int = 4
     attack_steps: int = 5
     """Descent from the minimising inputs of the lowest domains of a batch: about the cost of one evaluation."""
-
-    exchange_population: int = 64
-    exchange_rounds: int = 400
-    """The attack between the trees (``exchange``). It gives up by itself where 400 rounds could not reach 0."""
 
     group_iterations: int = 100
     """Evaluations for multi-neuron slopes from the triangles'; 0: no second tree over such bounds. Without groups 3

@@ -30,7 +30,6 @@ PLAIN = SolverSettings(
     group_iterations=0,
     attack_starts=0,
     attack_steps=0,
-    exchange_rounds=0,
     root_iterations=2,
     iterations=2,
 )
