@@ -35,15 +35,15 @@ def bench(suite: str | None, show: bool, studies: tuple[Path, ...], **options: A
     Calling the same command again skips what is complete, resumes what was interrupted and repeats what
     failed. The report is report.html (one self-contained page) with Markdown, CSV, JSON and PNG beside it.
     """
+    if suite is None and not show:
+        raise click.UsageError("expected a suite, e.g. `glscert bench paradox-digits`; --list shows all of them")
     from gls_lirpa.bench.job import bench_job, list_suites
     from gls_lirpa.bench.suite import Budget
     from gls_lirpa.jobs.certify import shell_command
 
-    if show:
+    if suite is None or show:
         list_suites()
         return
-    if suite is None:
-        raise click.UsageError("expected a suite, e.g. `glscert bench paradox-digits`; --list shows all of them")
     if suite == "fronts":
         from gls_lirpa.tuning.job import fronts_job
 

@@ -63,17 +63,24 @@ class MethodCommand(click.Command):
         self._written = tuple(self.params)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        from gls_lirpa.base.user_code import load_plugins
+        # The tables come with torch, a second or more: a command that names none of them answers without.
+        if plugins := _plugins(args):
+            from gls_lirpa.base.user_code import load_plugins
+
+            load_plugins(plugins)
+        if self._method_options or any("{" in (getattr(param, "help", None) or "") for param in self._written):
+            self._read_tables()
+        return super().parse_args(ctx, args)
+
+    def _read_tables(self) -> None:
         from gls_lirpa.jobs.options import method_options, names_for_help
 
-        load_plugins(_plugins(args))
         names = names_for_help()
         self.params = [_with_names(param, names) for param in self._written]
         if self._method_options:
             taken = {flag for param in self.params for flag in param.opts}
             self.params += [_click_option(option) for option in method_options(taken)]
             self.epilog = names["option_table"]
-        return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for line in (self.epilog or "").splitlines():

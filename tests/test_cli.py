@@ -78,20 +78,22 @@ def test_doctor_says_which_way_a_network_is_bounded(glscert: Glscert, tmp_path: 
     assert glscert("doctor", "--net", "nope").code == 2
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = """
+@pytest.mark.parametrize("command", ["", "bench", "collect", "config", "doctor", "zoo"])
+def test_help_imports_nothing_heavy(command: str) -> None:
+    """But for the commands whose help is made from the tables of methods, which come with torch."""
+    code = f"""
 import sys
-sys.argv = ["glscert", "--help"]
+sys.argv = ["glscert", *{command.split()}, "--help"]
 from glscert.__main__ import run
 try:
     run()
 except SystemExit:
     pass
-print(sorted({"torch", "gls_lirpa", "ray", "numpy"} & set(sys.modules)))
+print(sorted({{"torch", "gls_lirpa", "ray", "numpy"}} & set(sys.modules)))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
-    assert "train" in result.stdout
+    assert "Usage: glscert" in result.stdout
 
 
 BAD = {
