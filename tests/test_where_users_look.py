@@ -59,6 +59,21 @@ def test_training_progress_is_never_cut(width: int) -> None:
         assert "unst 12.3 %" in last and "54 eval/s" in last
 
 
+@pytest.mark.parametrize("speed", [54.0, 12345.6])
+def test_epochs_are_told_in_80_columns_where_there_is_no_terminal(speed: float) -> None:
+    text = io.StringIO()
+    reporter = ConsoleReporter(Console(file=text, width=80))
+    reporter.started(TrainConfig(epochs=160, preset="cifar10-8/255"), Path("run"), 14770, 0)
+    for epoch, loss in ((1, 2.3026), (160, 1234.5678)):
+        row = {**ROW, "epoch": epoch, "loss": loss, "natural": 100.0, "unstable": 100.0}
+        reporter.epoch_ended({**row, "evaluations_per_second": speed})  # type: ignore[arg-type]
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    first, last = (line for line in lines if line.startswith("epoch "))
+    assert first.startswith("epoch 1/160 loss 2.3026 eps 0.1000 │ val nat 100.0 cert 88.1 unst 100.0 %")
+    assert last.startswith("epoch 160/160 loss 1234.5678 eps 0.1000 │ val nat 100.0 cert 88.1")
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_certification_progress_is_never_cut(width: int) -> None:
     console, text = terminal(width)

@@ -14,6 +14,9 @@ from gls_lirpa.training.config import TrainConfig
 WIDE = 120
 """A terminal of so many columns has room for a bar as well."""
 
+LINE = 80
+"""Where there is no terminal, an epoch's line has at most so many columns."""
+
 
 def _norm(config: TrainConfig) -> str:
     return "" if config.norm == "linf" else f" ({config.norm})"
@@ -80,9 +83,9 @@ class ConsoleReporter:
         if self._numbers:
             self._show(f"{row['epoch']}/{self._epochs}", advance=0)
         if not self._console.is_terminal:
-            numbers = " ".join([*self._held_out, *self._speed])
-            line = f"epoch {row['epoch']}/{self._epochs} loss {row['loss']:.4f} eps {row['eps']:.4f}"
-            self._console.print(f"{line} │ {row['held_out']}: {numbers}", highlight=False, soft_wrap=True)
+            parts = [f"epoch {row['epoch']}/{self._epochs}", f"loss {row['loss']:.4f}", f"eps {row['eps']:.4f}"]
+            parts += [f"│ {row['held_out']} {self._held_out[0]}", *self._held_out[1:], *self._speed]
+            self._console.print(fitted(parts, LINE), highlight=False, soft_wrap=True)
 
     def stopping(self) -> None:
         self._console.print("stopping after this step; Ctrl-C again stops at once")
