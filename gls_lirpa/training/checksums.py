@@ -36,15 +36,16 @@ def write_checked(file: Path, content: bytes) -> None:
     _replace(file, content)
 
 
-def read_checked(file: Path) -> bytes:
-    """What a file holds, if that is what was written; files that were never listed are not checked."""
+def read_checked(file: Path, *, cure: str = "") -> bytes:
+    """What a file holds, if that is what was written; files that were never listed are not checked.
+
+    ``cure``: what else than a copy brings it back.
+    """
     content = file.read_bytes()
     digests = _read(file.parent).get(file.name)
     if digests is not None and digest(content) not in digests:
-        raise CheckpointError(
-            f"{str(file)!r} is damaged: it is not what was written there (SHA-256); restore it from a copy, "
-            f"or delete {NAME!r} beside it to use it as it is"
-        )
+        cure = cure or f"restore it from a copy, or delete {NAME!r} beside it to use it as it is"
+        raise CheckpointError(f"{str(file)!r} is damaged: it is not what was written there (SHA-256); {cure}")
     return content
 
 

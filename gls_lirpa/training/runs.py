@@ -143,12 +143,15 @@ def _line(row: dict[str, Any]) -> bytes:
     return (json.dumps({**row, "sha256": _row_digest(row)}) + "\n").encode()
 
 
-def load_file(file: Path) -> dict[str, Any]:
-    """A checkpoint or weight file, read without executing anything it contains."""
+def load_file(file: Path, *, cure: str = "") -> dict[str, Any]:
+    """A checkpoint or weight file, read without executing anything it contains.
+
+    ``cure``: what to do if it is damaged.
+    """
     if not file.is_file():
         raise CheckpointError(f"{str(file)!r} does not exist")
     try:
-        stored = io.BytesIO(read_checked(file))
+        stored = io.BytesIO(read_checked(file, cure=cure))
     except OSError as error:
         raise CheckpointError(f"{str(file)!r} cannot be read: {error.strerror}") from error
     try:
@@ -159,7 +162,10 @@ def load_file(file: Path) -> dict[str, Any]:
         content = torch.load(stored, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file may raise anything
         reason = "it holds objects other than tensors and numbers" if "weights_only" in str(error) else "it is damaged"
-        raise CheckpointError(f"{str(file)!r} cannot be loaded: {reason} or was written by another program") from error
+        end = f"; {cure}" if cure else ""
+        raise CheckpointError(
+            f"{str(file)!r} cannot be loaded: {reason} or was written by another program{end}"
+        ) from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{str(file)!r} does not hold named weights")
     return content
@@ -228,14 +234,16 @@ def state_of(path: Path) -> dict[str, Tensor]:
     """The weights in a run folder (final, else of the last checkpoint), in a weight file, or of the zoo."""
     if str(path).startswith(zoo.PREFIX):
         return zoo.state(str(path))
-    folder = RunFolder(path)
+    folder, cure = RunFolder(path), ""
     if path.is_dir():
         file = folder.weights_file if folder.weights_file.exists() else folder.checkpoint_file
         if not file.exists():
             raise CheckpointError(f"{str(path)!r} holds no weights: expected weights.pt or checkpoint.pt")
+        if file == folder.weights_file and folder.checkpoint_file.exists():
+            cure = f"`glscert train --out {path} --resume` writes it again from the run's checkpoint"
     else:
         file = path
-    content = load_file(file)
+    content = load_file(file, cure=cure)
     state: Any = content.get("model", content)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"{str(file)!r} does not hold named weights")

@@ -99,6 +99,22 @@ def test_damage_without_checksums_is_no_traceback(run: Path, name: str) -> None:
             assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("checksums", [True, False])
+def test_damaged_weights_are_written_again_by_resuming(run: Path, glscert: Glscert, checksums: bool) -> None:
+    expected = load_file(run / "weights.pt")["model"]
+    (run / "weights.pt").write_bytes((run / "weights.pt").read_bytes()[:500])
+    if not checksums:
+        (run / "checksums.json").unlink()
+    answer = glscert("certify", run)
+    assert answer.code == 2 and answer.err.count("\n") == 1 and f"`glscert train --out {run} --resume`" in answer.err
+    assert glscert("train", "--out", run, "--resume").code == 0
+    after = load_run(run).model.state_dict()
+    assert all(torch.equal(expected[name], after[name]) for name in expected)
+    (run / "weights.pt").write_bytes(b"")
+    (run / "checkpoint.pt").unlink()
+    assert "--resume" not in glscert("certify", run).err
+
+
 def test_files_that_do_not_matter_may_change(run: Path) -> None:
     (run / "versions.json").write_bytes(b"\xff")
     use(run)
