@@ -1,4 +1,4 @@
-"""Scores, toys, training curves and pictures: against closed forms and known answers."""
+"""Scores, toys and training curves: against closed forms and known answers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,7 @@ import numpy as np
 import pytest
 
 from gls_lirpa.analysis import (
-    Curve,
-    Dynamics,
-    Landscape,
-    RunCurve,
     Scores,
-    Tightness,
-    draw_dynamics,
-    draw_landscape,
-    draw_scores,
-    draw_tightness,
-    draw_toys,
     jump_toy,
     smoothness_scores,
     training_dynamics,
@@ -207,52 +197,3 @@ def test_dynamics_refuses_folders_without_metrics(tmp_path: Path) -> None:
         training_dynamics([])
     with pytest.raises(ConfigError, match="one label"):
         training_dynamics([empty], labels=["a", "b"])
-
-
-# -- pictures --------------------------------------------------------------------------------------
-
-
-def _landscape(points: int) -> Landscape:
-    t = np.linspace(-1.0, 1.0, points)
-    step = t[1] - t[0]
-    curves = []
-    for slope, name in enumerate(("ibp", "hbox", "crown-ibp", "crown")):
-        for sigma in (0.0, 1e-6, 5e-5, 5e-4):
-            values = 1.0 - 0.1 * slope * t + 0.01 * np.sign(np.sin(20 * t))
-            found = smoothness_scores(values, step=step)
-            curves.append(Curve(name, sigma, values.tolist(), values.tolist(), [0.01 * (sigma > 0)] * points, found))
-    return Landscape(0.1, 1e-3, step, 8, 4, 20.0, t.tolist(), curves)
-
-
-def test_pictures_are_small_png_files(tmp_path: Path) -> None:
-    found = _landscape(101)
-    epochs = [float(e) for e in range(1, 71)]
-    runs = [
-        RunCurve(name, epochs, [3.0 / e for e in epochs], [0.1] * 70, [90.0] * 70, epochs, "val")
-        for name in ("grad", "rgs")
-    ]
-    shares = {name: [0.9, 0.5, 0.1] for name in ("ibp", "crown")}
-    measured = Tightness([0.0, 0.1, 0.2], 0.9, shares, {"ibp": 0.5, "crown": 0.5}, [0.9, 0.8, 0.7], 100)
-    draw_landscape(found, tmp_path / "landscape.png", title="cnn3")
-    draw_scores(found, tmp_path / "scores.png", title="cnn3")
-    draw_tightness(measured, tmp_path / "tightness.png", title="cnn3")
-    draw_toys([jump_toy(), valley_toy()], tmp_path / "toys.png")
-    draw_dynamics(Dynamics(runs), tmp_path / "dynamics.png", title="cnn3")
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == [
-        "dynamics.png", "landscape.png", "scores.png", "tightness.png", "toys.png",
-    ]  # fmt: skip
-    for file in files:
-        content = file.read_bytes()
-        assert content.startswith(b"\x89PNG\r\n\x1a\n"), file.name
-        assert 5_000 < len(content) < 120_000, file.name
-
-
-def test_pictures_of_nan_curves_are_drawn(tmp_path: Path) -> None:
-    nan = math.nan
-    curve = Curve("crown", 0.0, [nan] * 3, [nan] * 3, [nan] * 3, Scores(nan, nan, nan))
-    broken = Landscape(0.1, 1e-3, 0.02, 1, 1, 1.0, [-0.02, 0.0, 0.02], [curve])
-    draw_landscape(broken, tmp_path / "a.png")
-    draw_scores(broken, tmp_path / "b.png")
-    assert (tmp_path / "a.png").stat().st_size > 1000
-    assert (tmp_path / "b.png").stat().st_size > 1000
