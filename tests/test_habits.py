@@ -1,8 +1,9 @@
-"""Habits of the tests themselves: short files, helpers in one place."""
+"""Habits: short test files, helpers in one place, names that mean one thing."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,3 +26,10 @@ def test_the_makefile_names_tests_that_exist() -> None:
     words = (ROOT / "Makefile").read_text().split()
     named = [word for word in words if word.startswith("tests/") and word.endswith(".py")]
     assert len(named) > 4 and all((ROOT / name).is_file() for name in named)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    files = [file for folder in ("gls_lirpa", "cli") for file in (ROOT / folder).rglob("*.py")]
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert len(names) > 150 and [name for name, count in names.items() if count > 1] == []
