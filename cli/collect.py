@@ -18,11 +18,13 @@ import click
 @click.option("--exploratory", is_flag=True, help="Mark settings that were chosen after looking at such outcomes.")
 @click.option("--commit", "made_by", help="The commit that trained it (default: what the run noted).")
 @click.option("--certification", type=click.Path(path_type=Path), help="Folder of records, where there are several.")
+@click.option("--force", is_flag=True, help="Replace files that hold another outcome.")
 def collect(runs: tuple[Path, ...], out: Path, **options: Any) -> None:
     """Collect each RUN, trained and certified, into OUT/<name>.json.
 
     The file holds configuration, commit, accuracies and the verdict on every image, and nothing of this
-    machine. `python benchmarks/tables.py` recomputes all tables from such files.
+    machine. One that is there and holds another outcome is kept, unless --force is given.
+    `python benchmarks/tables.py` recomputes all tables from such files.
     """
     from gls_lirpa.bench.results import collect_job
 

@@ -62,11 +62,26 @@ class Result:
     def unit(self) -> Unit:
         return Unit(self.start, self.seed)
 
+    @property
+    def content(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode()
+
     def write(self, folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{self.name}.json"
-        replace_file(file, (json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n").encode())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(file, self.content)
+        except OSError as error:
+            raise ConfigError(
+                f"{str(file)!r} cannot be written: {error.strerror}; choose another folder with --out"
+            ) from error
         return file
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} {self.estimator} seed {self.seed}, natural {self.natural:.2f} %, "
+            f"certified {self.certified:.2f} % of {self.samples}"
+        )
 
 
 def collect(
@@ -122,21 +137,33 @@ def collect(
 
 
 def collect_job(
-    runs: Sequence[Path], *, out: Path, name: str | None, certification: Path | None, **options: Any
+    runs: Sequence[Path], *, out: Path, name: str | None, certification: Path | None, force: bool, **options: Any
 ) -> None:
-    """Collect runs into ``out`` and say what came of each."""
+    """Collect runs into ``out`` and say what came of each; files that hold something else are kept unless forced."""
+    if name is not None and name != PurePath(name).name:
+        raise ConfigError(f"expected a --name without a folder, got {name!r}: --out is the folder")
     if len(runs) > 1 and (name is not None or certification is not None):
         raise ConfigError("--name and --certification are for one run, got several")
+    results = [collect(run, name=name, certification=certification, **options) for run in runs]
+    for position, result in enumerate(results):
+        if result.name in {other.name for other in results[:position]}:
+            raise ConfigError(f"two runs are called {result.name!r}: collect them one by one, each with its --name")
+        if not force:
+            _refuse_loss(result, out / f"{result.name}.json")
     console = Console(stderr=True)
-    for run in runs:
-        result = collect(run, name=name, certification=certification, **options)
-        file = result.write(out)
-        console.print(
-            f"{file}: {result.method} {result.estimator} seed {result.seed}, natural {result.natural:.2f} %, "
-            f"certified {result.certified:.2f} % of {result.samples}",
-            highlight=False,
-            soft_wrap=True,
-        )
+    for result in results:
+        console.print(f"{result.write(out)}: {result}", highlight=False, soft_wrap=True)
+
+
+def _refuse_loss(result: Result, file: Path) -> None:
+    if not file.exists() or (file.is_file() and file.read_bytes() == result.content):
+        return
+    try:
+        held = read_result(file)
+        other = f"{held.experiment}, {held}" if str(held) != str(result) else "the same run collected differently"
+    except CheckpointError:
+        other = "something else"
+    raise ConfigError(f"{str(file)!r} holds {other}: choose another --name or --out, or replace it with --force")
 
 
 def read_results(folder: Path) -> list[Result]:

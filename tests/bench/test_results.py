@@ -168,6 +168,45 @@ def test_collecting_a_run(glscert: Glscert, tmp_path: Path) -> None:
         collect(run, experiment="digits")
 
 
+def test_collecting_loses_no_file(glscert: Glscert, tmp_path: Path) -> None:
+    options = ["--limit", "60", "--epochs", "1", "--net", "cnn3-tiny", "--estimator", "grad", "--relaxation", "ibp"]
+    runs = [tmp_path / "a" / "run", tmp_path / "b" / "run"]
+    for seed, run in enumerate(runs):
+        assert glscert("train", *options, "--seed", seed, "--out", run).code == 0
+        assert glscert("certify", run, "--samples", "5", "--stages", "ibp,pgd").code == 0
+    out = tmp_path / "results"
+
+    def collected(*arguments: object) -> str:
+        answer = glscert("collect", *arguments, "--out", out)
+        assert answer.err.count("\n") == 1 and answer.code == (2 if answer.err.startswith("glscert: ") else 0)
+        return answer.err
+
+    digits = ("--experiment", "digits")
+    assert "two runs are called 'run'" in collected(*runs, *digits)
+    assert not out.exists()
+    collected(runs[0], *digits)
+    (file,) = out.iterdir()
+    first = file.read_bytes()
+    assert "seed 0" in collected(runs[0], *digits)  # the same again is no loss
+    for arguments, held in (
+        ((runs[1], *digits), "holds digits, ibp grad seed 0"),
+        ((runs[0], "--experiment", "other"), "holds the same run collected differently"),
+        ((runs[0], *digits, "--exploratory"), "holds the same run collected differently"),
+    ):
+        answer = collected(*arguments)
+        assert held in answer and "--force" in answer and file.read_bytes() == first
+    assert "without a folder" in collected(runs[1], *digits, "--name", "../x")
+    collected(runs[1], *digits, "--name", "other")
+    assert file.read_bytes() == first and read_result(out / "other.json").seed == 1
+    collected(runs[1], *digits, "--force")
+    assert read_result(file).seed == 1
+    file.write_text("notes")
+    assert "holds something else" in collected(runs[1], *digits) and file.read_text() == "notes"
+    (out / "taken").write_text("")
+    answer = glscert("collect", runs[0], *digits, "--out", out / "taken")
+    assert answer.code == 2 and "cannot be written" in answer.err and answer.err.count("\n") == 1
+
+
 # ---------------------------------------------------------------- tables
 
 
