@@ -121,6 +121,11 @@ def write_pages(folder: Path = ROOT / "docs") -> None:
         shutil.copy(picture, folder / "pictures")
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs: sources point at pictures where they lie in a clone, pages at their copies."""
+    return markdown.replace("](../benchmarks/pictures/", "](pictures/")
+
+
 def on_pre_build(config: Any) -> None:
     """Called by mkdocs."""
     del config
