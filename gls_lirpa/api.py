@@ -28,7 +28,7 @@ from gls_lirpa.training.summary import write_summary
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run folder with its network.
+    """The run folder ``path`` with its ``config`` and its network.
 
     ``model``: in eval mode, with the run's final weights (of the last checkpoint, if it was interrupted).
     ``dataset``: None where it was passed as an object and not passed again.

@@ -144,3 +144,21 @@ WITHOUT_EXAMPLE = ("Bounds", "Relaxation", "TrainedRun", "Radii")
 
 def test_modules_are_not_mistaken_for_names() -> None:
     assert isinstance(gls_lirpa.zoo, types.ModuleType)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_argument_is_in_the_text(name: str) -> None:
+    """A class's text may speak for its methods; ``ESTIMATED`` are in their protocol's."""
+    item = getattr(gls_lirpa, name)
+    calls = {} if isinstance(item, type) and issubclass(item, Exception) else {name: item}
+    if isinstance(item, type):
+        own = vars(item).items()
+        calls |= {n: f for n, f in own if inspect.isfunction(f) and not n.startswith("_") and n not in ESTIMATED}
+    for call in calls.values():
+        text = re.sub(r"(>>>|\.\.\. ).*", "", f"{inspect.getdoc(item)} {call.__doc__}")
+        known = {*re.findall(r"\w+", text), "self", "args", "kwargs"}
+        missing = set(inspect.signature(call).parameters) - known
+        assert not missing, f"{call.__qualname__}: {missing}"
+
+
+ESTIMATED = ("set_sigma", "load_state_dict")

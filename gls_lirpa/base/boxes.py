@@ -35,7 +35,7 @@ class Box:
         return (self.lower + self.upper) / 2
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Box:
-        """The box between what becomes of both ends, e.g. in another dtype."""
+        """The box between what ``function`` makes of both ends, e.g. in another dtype."""
         return Box(function(self.lower), function(self.upper))
 
 
@@ -53,7 +53,8 @@ OUTSIDE = 1e-6
 
 
 def linf_box(x: Tensor, eps: float, *, low: float = 0.0, high: float = 1.0) -> Box:
-    """The ℓ∞ ball of radius ``eps`` around ``x``, intersected with the pixel range, which ``x`` must lie in.
+    """The ℓ∞ ball of radius ``eps`` around ``x``, intersected with the pixel range, which ``x`` must lie in:
+    [``low``, ``high``].
 
     >>> box = linf_box(torch.tensor([[0.05, 0.5]]), 0.1)
     >>> box.lower.tolist()[0][0], round(box.upper.tolist()[0][1], 6)
@@ -107,7 +108,7 @@ def margin_spec(labels: Tensor, classes: int, dtype: torch.dtype = torch.float32
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lower bounds of the specification's rows, and of every pre-activation.
+    """``lower`` bounds of the specification's rows, and of every pre-activation.
 
     ``intermediate`` maps the name of each ReLU's input node, in network order, to its bounds. They
     are filled by every relaxation except where a call asks for the rows alone.

@@ -24,6 +24,7 @@ COLUMNS = (
 class Certification(list[Record]):
     """One record per sample, in order: a list, with accuracies and ways to keep it.
 
+    ``records``: what it holds.
     ``settings``: what the verdicts depend on (radius, stages, limits, seed), as plain values. Accuracies are shares
     of all samples in [0, 1]: ``natural`` ≥ ``adversarial`` (correct and not falsified) ≥ ``certified`` (verified).
     ``unusable``: stages that were left out, and why.
@@ -83,7 +84,7 @@ class Certification(list[Record]):
         return pandas.DataFrame([[getattr(record, column) for column in COLUMNS] for record in self], columns=COLUMNS)
 
     def save(self, path: str | Path) -> Path:
-        """Write records.jsonl, records.csv, summary.json, summary.csv and counterexamples/ into a new folder.
+        """Write records.jsonl, records.csv, summary.json, summary.csv and counterexamples/ into a new folder ``path``.
 
         The same files as ``glscert certify`` writes; ``Certification.load`` reads them. Raises ConfigError where the
         folder holds records already.

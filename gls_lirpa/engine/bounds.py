@@ -30,10 +30,14 @@ Chunked = Relaxation | SampleFunction
 class BoundEngine(Primitives):
     """Bounds of one network over input boxes, through auto_LiRPA and our HBox.
 
-    Weights and buffers of the network are those at the time of a call; only its layers must stay
+    Weights and buffers of ``model`` are those at the time of a call; only its layers must stay
     the same objects. ``example`` fixes the input shape and may have any batch size. A leading
     ``Normalize`` layer is applied to the box itself, which is exact. A bound that could not be
-    computed in finite numbers is NaN.
+    computed in finite numbers is NaN. ``chunk_mib``: memory for the graphs of a chunk of samples, by default a fixed
+    amount and on a GPU a quarter of what is free; 0: one sample at a time.
+
+    Its methods take a ``box`` or ball with one row per sample, their ``labels``, a record of ``RELAXATIONS`` as
+    ``relaxation``, and the ``statistics`` that BatchNorm in train mode uses, which ``forward`` returns.
 
     ``route="auto"`` bounds networks of affine layers and ReLUs by rows of unstable neurons alone, in our
     own code, and leaves others to auto_LiRPA; ``"lirpa"`` leaves everything to it, for the same bounds.
@@ -59,14 +63,14 @@ class BoundEngine(Primitives):
     # -- public ---------------------------------------------------------------------------------
 
     def fits(self, x: Tensor) -> bool:
-        """Whether this engine was made for inputs of this shape, type and device, and for the layers
+        """Whether this engine was made for inputs of ``x``'s shape, type and device, and for the layers
         that the network has now."""
         example = self._example
         same_input = x.shape[1:] == example.shape[1:] and x.dtype == example.dtype and x.device == example.device
         return same_input and self._layers == tuple(self.model.modules())
 
     def forward(self, x: Tensor) -> tuple[Tensor, Statistics]:
-        """Logits of the clean batch and the batch statistics its train-mode BatchNorm layers used."""
+        """Logits of the clean batch ``x`` and the batch statistics its train-mode BatchNorm layers used."""
         with captured_statistics(self.core) as statistics:
             logits: Tensor = self.core(self._normalized(x))
         return logits, statistics
@@ -136,7 +140,7 @@ class BoundEngine(Primitives):
         beside: Sequence[Tensor] = (),
         statistics: Statistics | None = None,
     ) -> Tensor:
-        """The mean of any function of one sample's box and margins over the batch, in bounded memory.
+        """The mean of any ``function`` of one sample's box and margins over the batch, in bounded memory.
 
         Tensors in ``beside`` have one row per sample. Where the batch does not fit one chunk, each
         chunk's gradient is computed at once and the result carries the sum of them, so only one chunk's
@@ -257,7 +261,10 @@ class BoundEngine(Primitives):
     def chunk_size(
         self, function: Chunked, box: Box, spec: Tensor, statistics: Statistics, beside: Sequence[Tensor] = ()
     ) -> int:
-        """How many samples' graphs fit the memory budget, from what autograd retains for one."""
+        """How many samples' graphs fit the memory budget, from what autograd retains for one.
+
+        ``function``: a relaxation, asked for the rows of ``spec``, or a function of samples and of what is ``beside``.
+        """
         if function.light:
             return len(box)
         key = (function.name, spec.shape[1])

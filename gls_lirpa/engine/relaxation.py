@@ -30,7 +30,7 @@ class ByRows:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """How bounds are computed: ``bound(engine, box, spec, statistics)``, with ``options`` as keywords.
+    """How bounds are computed, under a ``name``: ``bound(engine, box, spec, statistics)``, ``options`` as keywords.
 
     ``differentiable``: whether gradients reach the weights; ``light``: memory per sample is that of a forward pass;
     ``balls``: whether it bounds ℓ2 balls too. It begins with the bound of the relaxation named ``refines`` and keeps

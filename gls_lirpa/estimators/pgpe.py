@@ -42,6 +42,11 @@ class PGPE(Pooled):
     so that ``sigma_lr`` has no unit and loss scaling and accumulation cancel. With another kind of
     update rule call ``step()`` after it. ``sigma_lr=0`` keeps σ.
 
+    ``loss``: any callable; ``model``: the module whose parameters, or those in ``params`` (names or tensors), move.
+    ``seed``: of the noise. ``actors``: Ray processes that share the work, 0 for none; ``factory``: what they make their
+    own (model, loss) with, where the loss has none; ``ray_address``: a cluster that runs already; ``gpus_per_actor``:
+    GPUs each of them is given.
+
     Whoever evaluates members elsewhere passes ``None`` for the loss and uses :meth:`ask` and :meth:`tell`.
 
     >>> net = nn.Linear(1, 1, bias=False)
@@ -97,7 +102,7 @@ class PGPE(Pooled):
         _follow_optimizers(self)
 
     def set_sigma(self, value: float) -> None:
-        """Start σ anew, the same for every weight."""
+        """Start σ anew with ``value`` for every weight."""
         start = number("sigma", value)
         limits = f"sigma between sigma_min={self.sigma_min:g} and sigma_max={self.sigma_max:g}"
         require(self.sigma_min <= start <= self.sigma_max, limits, value)

@@ -23,7 +23,8 @@ class Estimator(Protocol):
     the perturbed networks), ``sigma`` (its mean) and ``evaluations`` (of the wrapped loss).
 
     ``set_sigma`` is for schedules. ``step`` is for what moves once per optimizer step (PGPE's σ); torch's
-    optimizers trigger it by themselves. ``state_dict`` holds tensors and numbers only. ``close`` stops
+    optimizers trigger it by themselves. ``state_dict`` holds tensors and numbers only, and ``load_state_dict``
+    continues from such a ``state``. ``close`` stops
     actors; the next call would start them again.
     """
 

@@ -28,6 +28,11 @@ class RGS(Pooled):
     samples, at the price of plain backpropagation. ``relative`` gives every layer its own σ: ``sigma`` times the
     root mean square of its kernel as it is now, whose own gradient is not taken.
 
+    ``loss``: any callable; ``model``: the module whose parameters, or those in ``params`` (names or tensors), move.
+    ``seed``: of the noise. ``actors``: Ray processes that share the work, 0 for none; ``factory``: what they make their
+    own (model, loss) with, where the loss has none; ``ray_address``: a cluster that runs already; ``gpus_per_actor``:
+    GPUs each of them is given.
+
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)
     >>> criterion = RGS(lambda: net.weight.square().sum(), net, sigma=0.1, antithetic=True)
@@ -70,7 +75,7 @@ class RGS(Pooled):
         )
 
     def set_sigma(self, value: float) -> None:
-        """The standard deviation of the next estimates; 0 is plain backpropagation."""
+        """``value`` is the standard deviation of the next estimates; 0 is plain backpropagation."""
         self.sigma = number("sigma", value, inclusive=True)
 
     def state_dict(self) -> State:

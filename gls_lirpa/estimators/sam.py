@@ -18,7 +18,10 @@ from gls_lirpa.estimators.wrapped import Wrapped
 class SAM(Wrapped):
     """Sharpness-aware minimisation: ∇L(θ + ρ·g/‖g‖) with g = ∇L(θ), ‖·‖ over all chosen parameters.
 
-    The returned value is L(θ). It takes a maximum nearby, not a mean, so it does not remove jumps.
+    The returned value is L(θ). It takes a maximum nearby, not a mean, so it does not remove jumps. ``rho`` is ρ.
+
+    ``loss``: any callable; ``model``: the module whose parameters, or those in ``params`` (names or tensors), move.
+    ``seed``: of what is random in the loss.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)

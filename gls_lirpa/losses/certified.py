@@ -39,11 +39,13 @@ class CertifiedLossFactory:
 class CertifiedLoss:
     """κ · natural CE + (1 − κ) · worst-case CE + L1 + warm-up penalty, as ``loss(x, y) -> scalar``.
 
+    ``model`` is the network, and ``eps`` the radius that is trained for.
     ``loss`` names the worst-case term (``robust`` over ``relaxation``, ``pgd``, …; see ``LOSSES``)
     and ``natural_weight`` is κ. ``l1`` weighs Σ|w|. ``warmup`` weighs the tightness and balance
     penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. ``norm``: of the balls, ``linf``
     or ``l2``; the latter for loss ``robust`` over ``ibp``, ``crown-ibp`` or ``crown``. ``teacher`` is the
-    network that a loss such as ``distill`` learns from. The network's train/eval flag is obeyed; in train mode
+    network that a loss such as ``distill`` learns from. ``options`` are the loss's own, and ``chunk_mib`` is the
+    engine's (see ``BoundEngine``). The network's train/eval flag is obeyed; in train mode
     BatchNorm uses the clean batch's statistics.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -144,6 +146,8 @@ class CertifiedLoss:
         generator: torch.Generator | None = None,
     ) -> Tensor | None:
         """The losses at many weights, (points,), several in one pass; each is put in place by ``write(point)``.
+
+        What else it is given is a call's; ``generator`` is for losses that draw numbers.
 
         None, with nothing written, where this loss goes one at a time: for bounds see
         ``BoundEngine.population_margins``; other losses, and subclasses with a call of their own, have no such form.

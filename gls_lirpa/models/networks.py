@@ -78,7 +78,7 @@ def build_model(
     init: str = "ibp",
     seed: int = 0,
 ) -> ConvNet:
-    """A network of the table for images of ``in_shape`` = (channels, height, width).
+    """The network ``name`` of the table for images of ``in_shape`` = (channels, height, width) and so many ``classes``.
 
     With ``mean`` and ``std`` the first layer is :class:`Normalize`. Weights follow from ``init`` and
     ``seed`` alone; the global random state is neither read nor changed.
