@@ -51,4 +51,4 @@ def bench(suite: str | None, show: bool, studies: tuple[Path, ...], **options: A
         return
     only = tuple(filter(None, (options.pop("only") or "").split(",")))
     budget = Budget(options.pop("epochs_scale"), options.pop("samples"), options.pop("seeds"), only)
-    bench_job(suite, budget=budget, command=shell_command(["glscert", *sys.argv[1:]]), **options)
+    bench_job(suite, budget=budget, command=shell_command(["glscert", *sys.argv[1:]]), strict=True, **options)

@@ -52,8 +52,12 @@ def bench_job(
     dry_run: bool = False,
     report_only: bool = False,
     command: str = "",
+    strict: bool = False,
 ) -> Path | None:
-    """Do what is missing of a suite and write its report; returns the page."""
+    """Do what is missing of a suite and write its report; returns the page.
+
+    ``strict``: once the report is there, a run that failed is an error.
+    """
     suite = (SUITES.get(suite) if isinstance(suite, str) else suite).with_preset(preset)
     if run is not None and suite.renderer not in STUDIES:
         raise ConfigError(f"--run is for {' and '.join(STUDIES)}: suite {suite.name!r} trains its own networks")
@@ -85,6 +89,9 @@ def bench_job(
     failed = [outcome for outcome in outcomes if not outcome.done]
     state = f"{len(outcomes) - len(failed)} of {len(outcomes)} runs done; " if outcomes else ""
     console.print(f"{state}report: {page}", highlight=False)
+    broken = sum(outcome.status == "failed" for outcome in performed.values()) if not report_only else 0
+    if strict and broken:
+        raise ConfigError(f"{broken} of {len(chosen)} runs failed for the reasons above; the same command repeats them")
     return page
 
 
@@ -126,19 +133,22 @@ def show_plan(suite: Suite, budget: Budget, runs: list[PlannedRun], folder: Path
     screen = Screen(title=f"{suite.name} → {folder}", title_justify="left", box=None)
     for column in ("setting", "method", "estimator", "seeds", "done", "epochs", "training of one"):
         screen.add_column(column, justify="left" if column in ("setting", "method", "estimator") else "right")
-    left = 0.0
+    left, unknown = 0.0, 0
     for cell in suite.cells:
         own = [run for run in runs if run.cell == cell]
         stored = [read_outcome(run, folder) for run in own]
         done = sum(outcome is not None and outcome.done for outcome in stored)
         seconds = estimates[own[0].name] if own else None
         left += (len(own) - done) * (seconds or 0.0)
+        unknown += len(own) - done if seconds is None else 0
         shown = "unknown" if seconds is None else _duration(seconds)
         numbers = (len(own), done, own[0].config.epochs if own else 0)
         screen.add_row(cell.group, cell.row, cell.column, *map(str, numbers), shown)
     console.print(screen)
     for change in budget.changes(suite):
         console.print(f"shortened: {change}", highlight=False)
+    if unknown:
+        console.print(f"{unknown} runs could not be tried: is their data there? See --data-root", highlight=False)
     console.print(
         f"about {_duration(left)} of training on one core, {_duration(left / workers)} with {workers} workers; "
         "certification comes on top of it",

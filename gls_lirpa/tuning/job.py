@@ -14,6 +14,7 @@ from gls_lirpa.bench.paper import slug
 from gls_lirpa.bench.suite import scaled
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.training.job import make_config
+from gls_lirpa.training.runs import dataset_of
 from gls_lirpa.tuning.fronts import draw_fronts, finals_table, fronts_table, read_front
 from gls_lirpa.tuning.study import FILE, Plan, Study
 
@@ -38,6 +39,7 @@ def tune_job(
     config = config if epochs is None else scaled(config, epochs / config.epochs)
     folder = out or Path("tune") / slug(config.dataset, f"{config.eps:.4g}", config.net, *config.method.split("·"))
     study = Study(config, plan, folder)
+    dataset_of(config)  # where it is missing, say so before anything is written
     console = Console(stderr=True)
     sizes = " → ".join(map(str, plan.sizes()))
     console.print(

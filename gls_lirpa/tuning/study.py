@@ -201,6 +201,9 @@ class Study:
                 outcomes = perform_all(runs, self.out, workers=workers, progress=progress)
         except Interrupted:
             raise Interrupted(f"interrupted: finished runs are kept in {str(self.out)!r}; repeat the command") from None
+        if not any(outcome.done for outcome in outcomes):
+            # A mistake that all have in common: nothing is kept, so that the same command tries again.
+            raise ConfigError(f"none of {len(outcomes)} runs could be finished: {outcomes[0].reason}")
         for key, outcome in zip(due, outcomes, strict=True):
             self.evaluations.append(self._evaluation(key, outcome))
         self._write()
@@ -223,7 +226,11 @@ def load_study(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text())
         missing = {"method", "header", "proposed", "evaluations", "finals"} - set(content)
-    except (OSError, ValueError, TypeError) as error:
+    except OSError as error:
+        raise CheckpointError(
+            f"{str(file)!r} is not a study: {error.strerror}; expected the folder of a `glscert tune`"
+        ) from error
+    except (ValueError, TypeError) as error:
         raise CheckpointError(f"{str(file)!r} is not a study: {error}") from error
     if missing:
         raise CheckpointError(f"{str(file)!r} is not a study: it has no {sorted(missing)[0]!r}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gls_lirpa.errors import CheckpointError, ConfigError
 from gls_lirpa.losses import LOSSES
@@ -16,7 +17,7 @@ from gls_lirpa.tuning.fronts import MethodFront, fronts_table, read_front
 from gls_lirpa.tuning.job import fronts_job, tune_job
 from gls_lirpa.tuning.pareto import dominates, front, hypervolume, ranked
 from gls_lirpa.tuning.space import applied, space_of
-from gls_lirpa.tuning.study import Final, Plan, load_study
+from gls_lirpa.tuning.study import Final, Plan, Study, load_study
 from tests.helpers.command import Glscert
 
 PLAN = Plan(trials=3, rungs=2, finalists=1, seeds=2, samples=4, timeout=0.5)
@@ -116,6 +117,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_held_out_images_are_required(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="held-out images"):
         tune_job(plan=PLAN, options={**OPTIONS, "val_fraction": 0.0}, out=tmp_path, workers=1)
+
+
+def test_runs_that_all_failed_are_an_error_and_tried_again(tmp_path: Path) -> None:
+    config = TrainConfig(dataset="folder", data_root=str(tmp_path / "nowhere"), estimator="rgs", val_fraction=0.2)
+    for _ in range(2):
+        study = Study(config, PLAN, tmp_path / "study")
+        with pytest.raises(ConfigError, match=r"none of 3 runs could be finished: .*nowhere"):
+            study.run(workers=1, console=Console(quiet=True))
+        assert load_study(tmp_path / "study")["evaluations"] == []
 
 
 def test_fronts_of_several_methods(glscert: Glscert, tmp_path: Path) -> None:
