@@ -48,8 +48,9 @@ class ConsoleReporter:
         self._epochs = config.epochs
         self._console.print(
             f"{config.method} · {config.net} · {config.dataset} · eps={config.eps:.4g}{_norm(config)} · "
-            f"preset {config.preset or 'none'} · seed {config.seed} → {folder}",
+            f"preset {config.preset or 'none'} · seed {config.seed}\n→ {folder}",
             highlight=False,
+            soft_wrap=True,
         )
         self._progress.start()
         self._task = self._progress.add_task("", total=steps, completed=done, epoch="", numbers="")
