@@ -15,7 +15,10 @@ from gls_lirpa.training.runs import RunFolder
 
 @dataclass(frozen=True)
 class RunCurve:
-    """One run over its epochs: mean training loss, radius, and accuracies in per cent on ``held_out`` samples."""
+    """One run, named ``label``, over its ``epochs``: mean training ``loss`` and radius ``eps``.
+
+    ``natural`` and ``certified``: accuracies in per cent on ``held_out`` samples.
+    """
 
     label: str
     epochs: list[float]
@@ -45,7 +48,7 @@ class Dynamics:
 
 
 def training_dynamics(paths: Sequence[Path], *, labels: Sequence[str] | None = None) -> Dynamics:
-    """Read the metrics of run folders, finished or not.
+    """Read the metrics of the run folders ``paths``, finished or not.
 
     A run is labelled by its method (``robust·crown·rgs``), followed by its folder's name where two have the same,
     unless ``labels`` are given.

@@ -32,6 +32,7 @@ class Curve:
 
     ``losses`` are as measured. ``values`` are divided by the loss at t = 0, ``errors`` are their standard errors:
     0 at t = 0, because numerator and denominator see the same perturbations, NaN where only one was drawn.
+    ``scores``: how hard the values are for gradients.
     """
 
     relaxation: str
@@ -44,7 +45,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Landscape:
-    """Curves over ``positions`` t, the loss at t being that of the weights θ − t · lr · g."""
+    """``curves`` over ``positions`` t, ``step`` apart, the loss at t being that of the weights θ − t · ``lr`` · g.
+
+    ``eps``: radius of the losses; ``samples``: perturbations a smoothed loss is the mean of; ``batch``: size of the
+    batch; ``gradient_norm``: ‖g‖.
+    """
 
     eps: float
     lr: float
@@ -56,7 +61,7 @@ class Landscape:
     curves: list[Curve]
 
     def curve(self, relaxation: str, sigma: float) -> Curve:
-        """One of the curves."""
+        """The curve of a ``relaxation``, smoothed with ``sigma``."""
         for curve in self.curves:
             if curve.relaxation == get_relaxation(relaxation).name and curve.sigma == sigma:
                 return curve
@@ -77,7 +82,7 @@ class Landscape:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Landscape:
-        """What ``to_dict`` wrote."""
+        """From the ``content`` that ``to_dict`` wrote."""
         curves = [
             Curve(
                 relaxation=curve["relaxation"],
@@ -109,12 +114,13 @@ def loss_landscape(
 ) -> Landscape:
     """L(θ − t·lr·g) and its Gaussian smoothing for every relaxation, at multiples t of ``step``.
 
-    g is the gradient of the CROWN robust loss of the batch at the network's weights θ, so that t = 1 is one step of
-    plain gradient descent with learning rate ``lr``. ``steps`` is the number of points on either side of t = 0, or
-    (behind, ahead). A smoothed loss is the mean over ``samples`` perturbations σ·z of the weights; every position,
-    sigma and relaxation sees the same z, so that differences along a curve are not noise of the sampling. The mean of
-    a few draws still has all their jumps, each a fraction of its size: ``curvature`` falls to that of the smoothed
-    loss only where a jump's draws lie closer than ``step``.
+    g is the gradient of the CROWN robust loss of the batch ``x``, ``y`` at radius ``eps`` and at the weights θ of
+    ``model``, so that t = 1 is one step of plain gradient descent with learning rate ``lr``. ``steps`` is the number of
+    points on either side of t = 0, or (behind, ahead). A smoothed loss is the mean over ``samples`` perturbations σ·z
+    of the weights; every position, sigma and relaxation sees the same z, drawn from ``seed``, so that differences along
+    a curve are not noise of the sampling. The mean of a few draws still has all their jumps, each a fraction of its
+    size: ``curvature`` falls to that of the smoothed loss only where a jump's draws lie closer than ``step``.
+    ``progress`` is called with the evaluations done and those in all.
 
     The loss is evaluated R · T · (1 + S · samples) times, for R relaxations, T points and S sigmas above 0 (the 1
     only where sigma 0 is wanted), in the network's current mode: take a small batch. Parameters that need no

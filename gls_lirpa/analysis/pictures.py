@@ -26,6 +26,8 @@ WIDE = 30.0
 def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None:
     """One panel per sigma: every relaxation's normalised loss along the line, with a 95 % band.
 
+    Of a ``landscape``, into ``file``, under a ``title``.
+
     >>> import tempfile
     >>> from gls_lirpa.analysis import Curve, Scores
     >>> curve = Curve("ibp", 0.0, [4.0, 2.0, 1.0], [2.0, 1.0, 0.5], [0.0] * 3, Scores(50.0, 1250.0, 0.0))
@@ -59,7 +61,7 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
 
 
 def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
-    """The three scores over sigma, one line per relaxation.
+    """The three scores of a ``landscape`` over sigma, one line per relaxation, into ``file``, under a ``title``.
 
     >>> import tempfile
     >>> from gls_lirpa.analysis import Curve, Scores
@@ -97,6 +99,8 @@ def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
 def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None:
     """Certified accuracy over the radius, each relaxation with the area under its curve.
 
+    ``tightness``: what is drawn, into ``file``, under a ``title``.
+
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "tightness.png"
     >>> draw_tightness(Tightness([0.0, 0.1], 0.9, {"ibp": [0.9, 0.1]}, {"ibp": 0.5}, [], 10), file)
@@ -123,7 +127,9 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
 
 
 def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
-    """Each toy in a panel of its own: the loss over its weight, and smoothed.
+    """Each of the ``toys`` in a panel of its own: the loss over its weight, and smoothed.
+
+    The picture goes into ``file``, under a ``title``.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "toys.png"
@@ -155,6 +161,8 @@ def draw_toys(toys: Sequence[Toy], file: Path, *, title: str = "") -> None:
 
 def draw_dynamics(dynamics: Dynamics, file: Path, *, title: str = "") -> None:
     """Training loss above, held-out certified accuracy below; a grey line where annealing of the radius ends.
+
+    ``dynamics``: whose runs are drawn, into ``file``, under a ``title``.
 
     >>> import tempfile
     >>> from gls_lirpa.analysis import RunCurve

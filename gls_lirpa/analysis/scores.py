@@ -37,7 +37,7 @@ class Scores:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Scores:
-        """What ``to_dict`` wrote."""
+        """From the ``content`` that ``to_dict`` wrote."""
         return cls(**{name: number(value) for name, value in content.items()})
 
 

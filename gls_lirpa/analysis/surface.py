@@ -20,7 +20,8 @@ from gls_lirpa.losses.certified import CertifiedLoss
 
 @dataclass(frozen=True)
 class Surface:
-    """Mean losses over ``positions`` t for each population; ``roughness``: their mean distance from the largest's.
+    """``values``: mean losses over ``positions`` t for each population; ``roughness``: their mean distance from the
+    largest's. ``sigma``: of the perturbations.
 
     The loss at t is that of the weights θ − t · lr · g, g the gradient of the CROWN loss.
     """
@@ -40,6 +41,7 @@ class Surface:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Surface:
+        """From the ``content`` that ``to_dict`` wrote."""
         values = {int(size): numbers(curve) for size, curve in content["values"].items()}
         return cls(content["sigma"], numbers(content["positions"]), values)
 
@@ -58,10 +60,12 @@ def sampled_surface(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Surface:
-    """The CROWN loss smoothed with ``sigma`` along its gradient, estimated with each population.
+    """The CROWN loss smoothed with ``sigma`` along its gradient g, estimated with each of the ``populations``.
 
-    Every point draws antithetic pairs of its own, as successive steps of PGPE do, so that what is left of the
-    noise is seen; smaller populations are the first members of larger ones. Weights are put back bit for bit.
+    The loss is that of ``model`` on the batch ``x``, ``y`` at radius ``eps``; the line has so many ``points``, ``step``
+    apart in units of ``lr`` · g. Every point draws antithetic pairs of its own, as successive steps of PGPE do, so that
+    what is left of the noise is seen; smaller populations are the first members of larger ones. ``seed``: of the noise;
+    ``progress`` is called with the points done and those in all. Weights are put back bit for bit.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 2])
@@ -94,7 +98,7 @@ def sampled_surface(
 
 
 def draw_surface(surface: Surface, file: Path) -> None:
-    """One curve per population, set apart by an offset as the legend says."""
+    """One curve of a ``surface`` per population, set apart by an offset, as a picture in ``file``."""
     figure = new_figure(7, 4.5)
     axes = figure.subplots()
     spread = max(max(curve) - min(curve) for curve in surface.values.values()) or 1.0

@@ -26,7 +26,7 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class Tightness:
-    """Shares of all samples, in [0, 1], over ``radii``.
+    """Shares of all samples, in [0, 1], over ``radii``; ``samples``: how many there are.
 
     ``certified`` maps a relaxation to its curve and ``areas`` to the area under it. ``natural`` is the share of
     samples classified correctly. ``adversarial`` is what is left after an attack, an upper limit of every certified
@@ -47,7 +47,7 @@ class Tightness:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Tightness:
-        """What ``to_dict`` wrote."""
+        """From the ``content`` that ``to_dict`` wrote."""
         return cls(**content)
 
 
@@ -62,6 +62,9 @@ def tightness_curves(
     progress: Progress | None = None,
 ) -> Tightness:
     """The share of samples that each relaxation certifies at each radius, in eval mode.
+
+    ``model``: the network; ``x`` and ``y``: the samples and their classes; ``progress`` is called with the steps done
+    and those in all.
 
     A sample counts where it is classified correctly, every margin's bound is above 0, and none of the bounds is NaN
     or crossed; at radius 0 the prediction itself decides. Each radius is bounded anew: relaxations such as CROWN are
@@ -139,7 +142,7 @@ def _unbroken(model: nn.Module, x: Tensor, y: Tensor, eps: float, steps: int) ->
 
 
 def area_under(radii: Sequence[float], values: Sequence[float]) -> float:
-    """The area under a curve by the trapezoid rule, divided by the range of radii: a mean value.
+    """The area under ``values`` over ``radii`` by the trapezoid rule, divided by the range of radii: a mean value.
 
     >>> area_under([0.0, 0.1, 0.3], [1.0, 0.5, 0.0])
     0.4166666666666667

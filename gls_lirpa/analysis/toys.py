@@ -21,7 +21,10 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 @dataclass(frozen=True)
 class Toy:
-    """A loss over one weight and, for each sigma, its Gaussian smoothing in closed form."""
+    """A loss over one weight and, for each sigma, its Gaussian smoothing in closed form.
+
+    ``name``: what the loss is; ``original``: its values at the ``weights``; ``smoothed``: the same by sigma.
+    """
 
     name: str
     weights: list[float]
@@ -44,7 +47,8 @@ def jump_toy(*, sigmas: Sequence[float] = (0.25, 0.5, 1.0), points: int = 201, r
     """The CROWN lower bound of ReLU(x + w) + 1 over x in [−1, 1], as computed by the engine, over w.
 
     CROWN's lower slope of an unstable ReLU is 0 or 1, whichever leaves the smaller area. It changes at w = 0,
-    where the bound falls from 1 to 0: l(w) = 1 for w ≤ 0, and w beyond.
+    where the bound falls from 1 to 0: l(w) = 1 for w ≤ 0, and w beyond. ``sigmas``: of the smoothed curves;
+    ``points``: how many w between −``reach`` and ``reach``.
 
     >>> toy = jump_toy(points=5)
     >>> toy.weights, toy.original
@@ -71,6 +75,7 @@ def valley_toy(*, sigmas: Sequence[float] = (0.25, 0.5, 1.0), points: int = 421,
 
     The best weight is 1. Smoothing with 0.25 keeps the bad minimum. 0.5 removes it and hardly moves the best
     weight. 1.0 feels the steep wall beyond w = 2 and moves the best weight to where the bad basin ends.
+    ``sigmas``: of the smoothed curves; ``points``: how many w between −``reach`` and ``reach``.
 
     >>> toy = valley_toy()
     >>> [round(toy.minimum(s), 1) for s in (0.0, 0.25, 0.5, 1.0)]
