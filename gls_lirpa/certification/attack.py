@@ -25,7 +25,7 @@ from x) this broke 237 samples, a constant step of 2.5 / steps 120, and one of 0
 
 @dataclass(frozen=True)
 class Attacked:
-    """The worst point found in each box and its margin f_y − max over j ≠ y of f_j (≤ 0: broken)."""
+    """The worst ``points`` found, one per box, with ``margins`` f_y − max over j ≠ y of f_j (≤ 0: broken)."""
 
     points: Tensor
     margins: Tensor
@@ -43,9 +43,10 @@ def pgd(
     generator: Generators = None,
     targeted: bool = False,
 ) -> Attacked:
-    """Attack every sample inside its box and stop working on it once it is broken.
+    """Attack every sample inside its ``box`` and stop working on it once it is broken.
 
-    The first start is ``x``, the others are uniform in the box. Steps shrink linearly from
+    ``labels``: those of ``x``; ``steps``: of each of the ``restarts``; ``generator``: of the random starts, one for
+    all samples or one for each. The first start is ``x``, the others are uniform in the box. Steps shrink linearly from
     ``step_size``, in units of each pixel's box radius, to zero. Untargeted restarts raise whichever other class is
     strongest; with ``targeted`` restart r raises the r-th strongest class at ``x``. The model is
     evaluated in eval mode, and its flags, gradients and BatchNorm statistics are left alone.

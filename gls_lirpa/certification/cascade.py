@@ -37,7 +37,7 @@ BATCH_SIZE = 512
 
 
 class Cascade:
-    """Certification of one network; ``example`` fixes the input shape.
+    """Certification of one network, ``model``, under ``settings``; ``example`` fixes the input shape.
 
     The evidence of a contradiction is saved in ``folder`` before it is raised. ``unusable``: stages
     left out because the network has a layer they cannot bound, and why.
@@ -61,6 +61,7 @@ class Cascade:
     ) -> Iterator[Record]:
         """The samples' records, each as soon as it is decided; the undecided come last.
 
+        ``indices``: the samples' numbers in their records, by default their places in ``x``; ``labels``: their classes.
         ``box`` replaces the balls of the settings' radius: any finite boxes that hold their samples.
         """
         batch = self._admit(x, labels, indices, box)

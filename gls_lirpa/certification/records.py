@@ -88,6 +88,7 @@ class Record:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Record:
+        """The record that ``to_json`` wrote as this ``line``."""
         content = json.loads(line)
         del content["seconds"]
         record = cls(**content)
@@ -99,7 +100,7 @@ class Record:
 
 
 class RecordFolder:
-    """``settings.json``, ``records.jsonl`` and ``counterexamples/`` of one certification.
+    """``settings.json``, ``records.jsonl`` and ``counterexamples/`` of one certification, in the folder ``path``.
 
     Opening a folder with records made under the same settings resumes it: ``done`` holds them. A
     last line that was cut short by a kill is dropped, and its sample is due again.
@@ -135,7 +136,7 @@ class RecordFolder:
         self._file.close()
 
     def add(self, record: Record) -> Record:
-        """Append a decided sample; its counterexample is written first, so no line lacks its file."""
+        """Append the ``record`` of a sample; its counterexample is written first, so no line lacks its file."""
         if record.index in self.done:
             raise ConfigError(f"sample {record.index} already has a record in {str(self.path)!r}")
         if record.adversarial is not None:
@@ -203,7 +204,8 @@ class Summary:
 
     Adversarial: classified correctly and not falsified. Certified: verified. ``reasons``: how many are
     unknown for which reason; ``gaps``: the median bound of their worst margins, which a proof needs above zero, where
-    there are any. ``covers``: what the verified are verified for.
+    there are any. ``covers``: what the verified are verified for. ``seconds``: of all samples and stages together.
+    ``stages``: what each decided, and in what time.
 
     >>> Summary.of([Record(0, 1, 1, "verified", "ibp", 0.5, {"ibp": 0.25}),
     ...             Record(1, 1, 1, "unknown", "ibp", -0.5, {"ibp": 0.25})]).certified
@@ -223,6 +225,7 @@ class Summary:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Summary:
+        """The summary of some records."""
         rows = list(records)
         number = max(len(rows), 1)
         correct = [r for r in rows if r.prediction == r.label]
@@ -257,7 +260,7 @@ class Summary:
         }
 
     def write(self, path: Path) -> None:
-        """``summary.json``, and ``summary.csv`` with one row, so that those of many runs can be joined."""
+        """``summary.json`` in ``path``, and ``summary.csv`` with one row, so that those of many runs can be joined."""
         content = self.to_dict()
         replace_file(path / "summary.json", (json.dumps(content, indent=2) + "\n").encode())
         row = {key: value for key, value in content.items() if key not in ("stages", "reasons", "gaps")}

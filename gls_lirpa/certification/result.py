@@ -103,7 +103,7 @@ class Certification(list[Record]):
 
     @classmethod
     def load(cls, path: str | Path) -> Certification:
-        """Read a folder that ``save`` or ``glscert certify`` wrote.
+        """Read the folder ``path`` that ``save`` or ``glscert certify`` wrote.
 
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp()) / "a"

@@ -37,7 +37,11 @@ def default_stages(norm: str | float) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Settings:
-    """Radius, stages in order, seconds per sample over all stages, seed; all that verdicts depend on.
+    """All that verdicts depend on.
+
+    ``eps``: the radius, of balls in the ``norm`` (linf or l2); ``stages``: in order; ``timeout``: seconds per sample
+    over all of them; ``seed``: of the attack and of the complete searches; ``cross_check``: attack what was verified
+    and bound what was attacked; ``options``: of the stages.
 
     >>> Settings(eps=0.1, stages=("IBP", "deeppoly")).stages
     ('ibp', 'crown')

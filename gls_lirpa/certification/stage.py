@@ -21,8 +21,9 @@ from gls_lirpa.solver.settings import SolverSettings
 
 @dataclass(frozen=True)
 class Subject:
-    """The network under certification: BatchNorm folded, eval mode, no gradients wanted.
+    """The network under certification, ``model``: BatchNorm folded, eval mode, no gradients wanted.
 
+    ``engine``: its bounds; ``seed``: of everything random in a stage.
     Bounds too close to zero are computed a second time on a float64 subject, by the same stage: a
     stage works in the dtype of the box it is given, or raises EngineError where it cannot.
     """
@@ -34,7 +35,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class OpenSamples:
-    """Samples left undecided. ``lower``: best proven margin per other class, ascending (b, K−1);
+    """Samples ``x`` left undecided. ``indices``: their numbers in the records; ``labels``: their classes; ``box``: what
+    is to be certified around each; ``lower``: best proven margin per other class, ascending (b, K−1);
     ``proven``: where that margin already suffices, so that no stage need bound it again;
     ``needed``: what a bound must exceed to be a proof, None where any positive one is."""
 
@@ -52,7 +54,7 @@ class OpenSamples:
 
 @dataclass(frozen=True)
 class Findings:
-    """Lower bounds per other class (−inf where none was computed) and counterexample candidates.
+    """Bounds and counterexample candidates. ``lower``: of the margins, per other class, −inf where none was computed.
 
     ``counterexamples[i]`` is None or an input in the box of sample i; ``exhausted[i]`` tells that a
     limit of time or nodes stopped the stage before it was done with sample i.
@@ -76,7 +78,7 @@ class Stage(Protocol):
     batch: int
 
     def __call__(self, subject: Subject, samples: OpenSamples, *, timeout: float) -> Findings:
-        """Work on ``samples``; ``timeout`` is the limit in seconds per sample."""
+        """Work on ``samples`` of the network ``subject``; ``timeout`` is the limit in seconds per sample."""
         ...
 
 
@@ -97,7 +99,8 @@ def admits(stage: Stage, box: Box) -> bool:
 class StageOptions:
     """What stages can be asked for; each takes what concerns it.
 
-    ``bab``: of branch and bound and the other complete searches; ``max_nodes``, if given, goes before its own.
+    ``attack_steps`` and ``attack_restarts``: of the stage ``pgd``; ``iterations``: of relaxations that have such an
+    option. ``bab``: of branch and bound and the other complete searches; ``max_nodes``, if given, goes before its own.
     """
 
     attack_steps: int = 40
