@@ -15,7 +15,8 @@ from gls_lirpa.estimators.worker import Loss, takes_generator
 class GRAD(Base):
     """Plain backpropagation: the identity among estimators.
 
-    ``loss``: any callable; ``model`` is taken, as by the other estimators, and not needed.
+    ``loss``: any callable; ``model`` is taken, as by the other estimators, and not needed. A call's
+    ``generator`` goes to the loss, if it takes one.
 
     >>> w = torch.ones(1, requires_grad=True)
     >>> GRAD(lambda x: (w * x).sum())(torch.tensor([3.0])).backward()

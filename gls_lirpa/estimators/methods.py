@@ -19,6 +19,7 @@ class EstimatorMethod:
     ``needs_gradient``: of the loss in the weights; ``uses_actors``: takes ``actors``, ``ray_address``,
     ``gpus_per_actor`` and ``seed``. ``recipe``: options where no preset has others. ``decays``: the option that a
     training run decays with the learning rate. ``cold_start``: what a user is told who starts from random weights.
+    ``help``: what the command line says of it.
     """
 
     name: str

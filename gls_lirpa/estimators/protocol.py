@@ -20,12 +20,12 @@ class Estimator(Protocol):
     """A loss around a loss: called like it, returning a scalar whose ``backward()`` adds the estimate.
 
     ``stats`` describes the latest call: ``loss`` (the returned value), ``spread`` (standard deviation over
-    the perturbed networks), ``sigma`` (its mean) and ``evaluations`` (of the wrapped loss).
+    the perturbed networks), ``sigma`` (its mean) and ``evaluations`` (of the wrapped loss). A call's ``generator``
+    decides what is random in the loss.
 
-    ``set_sigma`` is for schedules. ``step`` is for what moves once per optimizer step (PGPE's σ); torch's
-    optimizers trigger it by themselves. ``state_dict`` holds tensors and numbers only, and ``load_state_dict``
-    continues from such a ``state``. ``close`` stops
-    actors; the next call would start them again.
+    ``set_sigma`` takes the ``value`` of a schedule. ``step`` is for what moves once per optimizer step (PGPE's σ);
+    torch's optimizers trigger it by themselves. ``state_dict`` holds tensors and numbers only, and ``load_state_dict``
+    continues from such a ``state``. ``close`` stops actors; the next call would start them again.
     """
 
     stats: dict[str, float]

@@ -31,7 +31,7 @@ class RGS(Pooled):
     ``loss``: any callable; ``model``: the module whose parameters, or those in ``params`` (names or tensors), move.
     ``seed``: of the noise. ``actors``: Ray processes that share the work, 0 for none; ``factory``: what they make their
     own (model, loss) with, where the loss has none; ``ray_address``: a cluster that runs already; ``gpus_per_actor``:
-    GPUs each of them is given.
+    GPUs each of them is given. A call's ``generator`` decides what is random in the loss, not the noise.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)

@@ -21,7 +21,7 @@ class SAM(Wrapped):
     The returned value is L(θ). It takes a maximum nearby, not a mean, so it does not remove jumps. ``rho`` is ρ.
 
     ``loss``: any callable; ``model``: the module whose parameters, or those in ``params`` (names or tensors), move.
-    ``seed``: of what is random in the loss.
+    ``seed``: of what is random in the loss, where a call is given no ``generator`` for it.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = net.weight.data.fill_(1.0)

@@ -45,8 +45,8 @@ class CertifiedLoss:
     penalty on IBP bounds and fades linearly as a call's ``eps`` approaches the target. ``norm``: of the balls, ``linf``
     or ``l2``; the latter for loss ``robust`` over ``ibp``, ``crown-ibp`` or ``crown``. ``teacher`` is the
     network that a loss such as ``distill`` learns from. ``options`` are the loss's own, and ``chunk_mib`` is the
-    engine's (see ``BoundEngine``). The network's train/eval flag is obeyed; in train mode
-    BatchNorm uses the clean batch's statistics.
+    engine's (see ``BoundEngine``). A call's ``generator`` is of what is random in its attack. The network's train/eval
+    flag is obeyed; in train mode BatchNorm uses the clean batch's statistics.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     >>> criterion = CertifiedLoss(model, "crown", eps=0.1)

@@ -30,8 +30,12 @@ from gls_lirpa.relaxations import Relaxation, ball_relaxations
 
 @dataclass(frozen=True)
 class LossInput:
-    """One batch, ready for a term. ``statistics`` is empty unless BatchNorm is in train mode; ``growing``
-    while the radius has not yet reached the one that is trained for; ``teacher`` for losses that learn from one."""
+    """One batch, ready for a term: inputs ``x``, labels ``y``, the ``engine`` of the network and the ``relaxation``.
+
+    ``eps``: the radius of now, in the ``norm``; ``statistics``: empty unless BatchNorm is in train mode;
+    ``generator``: of what is random in an attack; ``growing``: while the radius has not yet reached the one that is
+    trained for; ``teacher``: for losses that learn from one.
+    """
 
     engine: BoundEngine
     relaxation: Relaxation
@@ -54,7 +58,10 @@ class LossInput:
             return self.engine.forward(x)[0]
 
     def adversarial(self, box: Box, *, steps: int, restarts: int = 1) -> Tensor:
-        """Points of ``box`` that make the cross-entropy large, found by projected gradient ascent."""
+        """Points of ``box`` that make the cross-entropy large, found by so many ``steps`` of projected gradient ascent.
+
+        Of several ``restarts`` the best point of each sample is kept.
+        """
         return pgd_points(self.logits, self.x, self.y, box, steps=steps, restarts=restarts, generator=self.generator)
 
 
@@ -90,7 +97,7 @@ class Loss:
         return partial(self.term, **chosen)
 
     def published_options(self, dataset: str, eps: float, *, relaxation: str | None = None) -> dict[str, Value]:
-        """The literature's options that apply to a relaxation; none where nothing was published.
+        """The literature's options at radius ``eps`` that apply to a relaxation; none where nothing was published.
 
         >>> LOSSES.get("robust").published_options("mnist", 0.1)
         {}
