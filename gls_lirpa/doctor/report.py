@@ -108,7 +108,10 @@ def report() -> bool:
 
 
 def route_report(net: str, dataset: str, data_root: str) -> None:
-    """Print which way bounds of a network for a dataset's images go, and why."""
+    """Print which way bounds of a network for a ``dataset``'s images go, and why.
+
+    ``net``: a name, or ``file.py:factory``; ``data_root``: where the dataset's files lie.
+    """
     from rich.console import Console
 
     data = load_dataset(dataset, root=data_root)

@@ -37,7 +37,9 @@ INITIALIZERS.register("kaiming-uniform", _kaiming_uniform, aliases=("kaiming",))
 
 @torch.no_grad()
 def initialize(model: nn.Module, name: str, *, seed: int = 0) -> None:
-    """Overwrite weights and biases of every convolution and linear layer; BatchNorm starts as identity.
+    """Overwrite weights and biases of every convolution and linear layer of ``model``; BatchNorm starts as identity.
+
+    ``name``: one of ``INITIALIZERS``; ``seed``: of the weights.
 
     Biases become 0 in both schemes: He et al. prescribe it, and the IBP derivation assumes that
     nothing but the interval moves. The global random state is neither read nor changed.

@@ -28,6 +28,7 @@ class Conv(NamedTuple):
 class Architecture:
     """Convolutions, then fully connected layers, each followed by [BatchNorm +] ReLU; output layer last.
 
+    ``convs``: the convolutions; ``hidden``: widths of the fully connected layers; ``batchnorm``: whether there is any.
     ``halved_from``: for images at least that high the last convolution has stride 2, so that the first fully
     connected layer has the same size as for half the image.
     """
@@ -38,6 +39,7 @@ class Architecture:
     halved_from: int | None = None
 
     def convs_for(self, height: int) -> tuple[Conv, ...]:
+        """The convolutions for images of this ``height``."""
         if self.halved_from is None or height < self.halved_from:
             return self.convs
         return (*self.convs[:-1], self.convs[-1]._replace(stride=2))

@@ -65,7 +65,7 @@ def split_blocks(model: nn.Module) -> list[nn.Sequential]:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trainable scalars.
+    """Number of trainable scalars of ``model``.
 
     >>> count_parameters(nn.Linear(3, 2))
     8
@@ -74,7 +74,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def fold_batchnorm(model: nn.Module) -> nn.Module:
-    """A copy in eval mode whose BatchNorms are merged into the layer directly before them.
+    """A copy of ``model`` in eval mode whose BatchNorms are merged into the layer directly before them.
 
     Folding happens in nested Sequentials; inside other modules the order of execution is not known
     and BatchNorm stays. Remaining parameters keep their names.

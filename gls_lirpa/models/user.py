@@ -27,7 +27,7 @@ def load_user_model(
     std: Sequence[float] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """Run a Python file of the user's and call the factory it defines.
+    """Run a Python file of the user's and call the factory it defines; ``spec`` is ``path/to/file.py:factory``.
 
     The factory is called with those of ``in_shape``, ``classes``, ``mean``, ``std`` that it accepts.
     What it returns takes pixels in [0, 1] and gives one logit per class; normalising is its own

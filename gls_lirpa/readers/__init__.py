@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Arrays:
-    """Images N×C×H×W, uint8 in 0…255 or float in [0, 1], and int64 labels."""
+    """``images`` N×C×H×W, uint8 in 0…255 or float in [0, 1], and int64 ``labels``."""
 
     images: Tensor
     labels: Tensor
@@ -23,7 +23,10 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a dataset's files hold; ``val`` only where the files themselves separate it."""
+    """What a dataset's files hold: ``train`` and ``test``, and ``val`` only where the files themselves separate it.
+
+    ``class_names``: what label 0, 1, … stand for.
+    """
 
     train: Arrays
     test: Arrays
@@ -32,5 +35,10 @@ class Parts:
 
 
 class Reader(Protocol):
+    """How the files of one layout are read."""
+
     def __call__(self, root: Path, *, download: bool, limit: int | None) -> Parts:
-        """Read the files under ``root``; of each split only the first ``limit`` samples are needed."""
+        """Read the files under ``root``; of each split only the first ``limit`` samples are needed.
+
+        ``download``: whether missing files may be fetched, where they can be.
+        """

@@ -29,6 +29,9 @@ FOLDER = Path(__file__).parent
 class ZooEntry:
     """One network: how it was made and how good it is.
 
+    ``name``: in the zoo; ``sha256``: of its file. ``net``: its architecture in ``MODELS``; ``in_shape``, ``classes``,
+    ``mean`` and ``std``: what that is built for; ``parameters``: how many can be trained. ``dataset`` and ``method``
+    (``robust·crown·rgs``): what it was trained on and with.
     ``natural``, ``adversarial``, ``certified``: shares of the first ``samples`` of the test set at radius ``eps``,
     by ``stages`` within ``timeout`` seconds each. ``command`` and ``seed``: what made it; ``config``: the same in full.
     """
