@@ -88,13 +88,19 @@ def run() -> None:
     except Exception as error:
         if debug or not (_is_ours(error) or isinstance(error, OSError)):
             raise
-        hint = "" if _is_ours(error) else " (--debug shows where)"
-        _fail(f"{error}{hint}", 130 if type(error).__name__ == "Interrupted" else 2)
+        _fail(_told(error), 130 if type(error).__name__ == "Interrupted" else 2)
 
 
 def _is_ours(error: Exception) -> bool:
     # Looked up by name, because importing the package here would slow down every usage error.
     return any(kind.__name__ == "GLSError" for kind in type(error).__mro__)
+
+
+def _told(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    what = f"{str(error.filename)!r} cannot be read or written: {error.strerror}" if error.filename else str(error)
+    return f"{what} (--debug shows where)"
 
 
 def _fail(message: str, code: int) -> None:

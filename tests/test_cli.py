@@ -115,6 +115,10 @@ BAD = {
     "unknown option": (("train", "--epsilon", "0.1"), "No such option"),
     "missing network file": (("train", "--net", "nowhere.py:make"), "does not exist"),
     "device": (("train", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
+    "large seed": (("train", "--seed", "9" * 30), "0 <= seed < 2**61 - 1"),
+    "network file without factory": (("train", "--net", "net.py"), "path/to/file.py:factory"),
+    "data of a study": (("tune", "--dataset", "folder", "--eps", "0.1", "--data-root", "nowhere"), "nowhere"),
+    "missing study": (("bench", "fronts", "--study", "nowhere"), "'nowhere' is not a study: No such file"),
     "sigma of grad": (("train", "--estimator", "grad", "--sigma", "0.1"), "--sigma is an option of pgpe, rgs"),
 }
 
@@ -133,6 +137,44 @@ def test_bad_input_is_one_clear_line(
     assert message in lines[0]
     assert "Traceback" not in result.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_another_version_is_told(trained: Path, glscert: Glscert, tmp_path: Path) -> None:
+    config = json.loads((trained / "config.json").read_text())
+    for changed, message in (
+        ({**config, "brand_new": 3}, "unknown configuration key 'brand_new'"),
+        ({**config, "relaxation": "newest"}, "unknown relaxation 'newest'"),
+        ([config], "is damaged: expected one JSON object"),
+    ):
+        run = tmp_path / message[:12]
+        run.mkdir(exist_ok=True)
+        (run / "versions.json").write_text('{"gls-lirpa": "99.0"}')
+        (run / "config.json").write_text(json.dumps(changed))
+        answer = glscert("certify", run)
+        assert answer.code == 2 and answer.err.count("\n") == 1 and message in answer.err, answer.err
+        assert isinstance(changed, list) or "made by gls-lirpa 99.0, this is " in answer.err
+        assert str(run) in answer.err
+
+
+def test_places_that_cannot_be_written_are_one_line(trained: Path, glscert: Glscert, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    for arguments, message in (
+        (("train", *SMALL, "--out", file), "is a file, not a folder: choose another --out"),
+        (("train", *SMALL, "--out", file / "run"), "Not a directory"),
+        (("export", trained, "--onnx", file / "net.onnx"), "cannot be read or written: "),
+    ):
+        answer = glscert(*arguments)
+        assert answer.code == 2 and answer.err.count("\n") == 1 and message in answer.err, answer.err
+    assert file.read_text() == "kept"
+
+
+def test_a_suite_whose_runs_failed_does_not_end_well(glscert: Glscert, tmp_path: Path) -> None:
+    answer = glscert(
+        "bench", "tightness", "--data-root", tmp_path / "nowhere", "--out", tmp_path / "out", "--workers", 1
+    )
+    assert answer.code == 2 and (tmp_path / "out" / "report.html").exists()
+    assert answer.err.splitlines()[-1].startswith("glscert: 1 of 1 runs failed")
 
 
 def test_debug_shows_the_traceback(glscert: Glscert) -> None:

@@ -20,7 +20,7 @@ from gls_lirpa.base.boxes import check_eps
 from gls_lirpa.base.checks import require
 from gls_lirpa.base.options import Value
 from gls_lirpa.base.registry import Registry, nearest
-from gls_lirpa.errors import ConfigError
+from gls_lirpa.errors import ConfigError, UnknownNameError
 from gls_lirpa.estimators import ESTIMATORS, EstimatorMethod
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.losses.terms import check_l2_training
@@ -95,7 +95,10 @@ class TrainConfig:
         for name, registry in registries.items():
             object.__setattr__(self, name, registry.canonical(getattr(self, name)))
         if ".py:" not in self.net and self.net != CUSTOM:
-            object.__setattr__(self, "net", MODELS.canonical(self.net))
+            try:
+                object.__setattr__(self, "net", MODELS.canonical(self.net))
+            except UnknownNameError as error:
+                raise UnknownNameError(f"{error}; a network of your own is path/to/file.py:factory") from error
         object.__setattr__(self, "milestones", tuple(float(m) for m in self.milestones))
         object.__setattr__(self, "norm", check_norm(self.norm))
         object.__setattr__(self, "eps", check_eps(self.eps, self.norm))
@@ -125,6 +128,7 @@ class TrainConfig:
                 if self.teacher is None
                 else f"loss {self.loss!r} learns from no teacher: remove --teacher, or use --loss distill"
             )
+        require(0 <= self.seed < 2**61 - 1, "0 <= seed < 2**61 - 1", self.seed)
         if loss.bounds and estimator.needs_gradient and not relaxation.differentiable:
             others = " or ".join(name for name in ESTIMATORS if not ESTIMATORS.get(name).needs_gradient)
             raise ConfigError(

@@ -61,6 +61,8 @@ class RunFolder:
             raise ConfigError(
                 f"output folder {str(self.path)!r} is not empty: add --resume to continue the run in it, "
                 "or choose another --out"
+                if self.path.is_dir()
+                else f"{str(self.path)!r} is a file, not a folder: choose another --out"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -71,14 +73,35 @@ class RunFolder:
 
     def config(self) -> TrainConfig:
         """The configuration stored in this folder."""
+        if not self.path.exists():
+            raise CheckpointError(f"{str(self.path)!r} does not exist: expected the folder of a run")
         if not self.config_file.is_file():
             raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
         try:
-            return TrainConfig(**checked_fields(json.loads(read_checked(self.config_file))))
+            stored = json.loads(read_checked(self.config_file))
+            if not isinstance(stored, dict):
+                raise ValueError("expected one JSON object")
+            return TrainConfig(**checked_fields(stored))
         except UnknownNameError as error:
-            raise ConfigError(f"{error}; if a plugin defines it, add --plugin FILE") from error
+            raise ConfigError(
+                f"run {str(self.path)!r}{self._other_version()}: {error}; if a plugin defines it, add --plugin FILE"
+            ) from error
+        except ConfigError as error:
+            raise ConfigError(
+                f"run {str(self.path)!r} has a config.json that this version does not understand"
+                f"{self._other_version()}: {error}"
+            ) from error
         except (ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{str(self.config_file)!r} is damaged: {error}") from error
+
+    def _other_version(self) -> str:
+        """Which version made this run, if it was another one."""
+        try:
+            theirs = json.loads((self.path / "versions.json").read_text())["gls-lirpa"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return ""
+        ours = versions().get("gls-lirpa")
+        return "" if theirs == ours else f" (made by gls-lirpa {theirs}, this is {ours})"
 
     def write_json(self, name: str, content: Any) -> None:
         replace_file(self.path / name, _json(content))
