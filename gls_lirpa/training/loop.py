@@ -27,11 +27,14 @@ CHECKPOINT_SECONDS = 300.0
 class Reporter(Protocol):
     """Who is told how training goes."""
 
-    def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None: ...
+    def started(self, config: TrainConfig, folder: Path, steps: int, done: int) -> None:
+        """A run of ``config`` into ``folder`` begins, or goes on with ``done`` of its ``steps``."""
 
-    def stepped(self, numbers: dict[str, float]) -> None: ...
+    def stepped(self, numbers: dict[str, float]) -> None:
+        """After each step: its ``numbers`` (loss, radius, learning rate …) by name."""
 
-    def epoch_ended(self, row: dict[str, Any]) -> None: ...
+    def epoch_ended(self, row: dict[str, Any]) -> None:
+        """After each epoch: its ``row`` of metrics."""
 
     def stopping(self) -> None: ...
 
@@ -47,8 +50,9 @@ def train(
     dataset: Dataset | None = None,
     model: nn.Module | None = None,
 ) -> Trainer:
-    """Train as configured into the run folder ``out``, or continue the run in it.
+    """Train as in ``config`` into the run folder ``out``, or, with ``resume``, continue the run in it.
 
+    ``reporter`` is told how it goes.
     ``dataset`` and ``model``: the user's own, where the configuration has ``custom`` for them.
     """
     folder = RunFolder(out)

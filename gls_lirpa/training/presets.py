@@ -178,7 +178,7 @@ def _of_kind(recipe: str) -> list[Preset]:
 
 
 def preset_of(recipe: str, dataset: str, eps: float | None) -> str | None:
-    """A recipe's preset of a dataset with the nearest ε, or with its smallest where none is named.
+    """A recipe's preset of a dataset with the ε nearest to ``eps``, or with its smallest where that is None.
 
     >>> preset_of("tuned", "cifar10", 2 / 255), preset_of("paper", "mnist", None), preset_of("tuned", "mnist", 0.28)
     ('cifar10-2/255', 'paper-mnist-0.1', 'mnist-0.3')
@@ -211,7 +211,7 @@ def estimator_defaults(estimator: str) -> Fields:
 
 
 def get_preset(name: str, estimator: str, net: str = "cnn3") -> Fields:
-    """A preset's fields for an estimator and a network.
+    """The fields of the preset ``name`` for an ``estimator`` and a network ``net``.
 
     >>> get_preset("paper-mnist-0.1", "rgs")["estimator_options"]["samples"]
     2

@@ -12,7 +12,7 @@ from gls_lirpa.training.trainer import Trainer
 
 
 def write_summary(trainer: Trainer, out: Path) -> dict[str, Any]:
-    """Write ``summary.json`` and ``curve.png`` into a run folder; returns the summary."""
+    """Write ``summary.json`` and ``curve.png`` of a ``trainer``'s run into its folder ``out``; returns the summary."""
     folder = RunFolder(out)
     rows = folder.metrics()
     config = trainer.config
