@@ -37,6 +37,24 @@ PADDINGS = ("edge", "zero")
 class TrainConfig:
     """loss × relaxation × estimator, on a network and a dataset, under schedules.
 
+    ``dataset``: its name; ``data_root``: where its files lie; ``val_fraction``: share of the training files held out;
+    ``limit``: use only the first samples of the files; ``padding``: of augmented images, edge or zero.
+    ``net``: a name, or ``file.py:factory``; ``init``: initialisation of one by name; ``init_from``: a run folder,
+    weight file or ``zoo:NAME`` with weights to begin with; ``teacher``: one with the network that the loss learns from.
+
+    ``loss``, ``relaxation``, ``estimator``: by name, each with ``…_options`` of its own (``loss_options``,
+    ``relaxation_options``, ``estimator_options``). ``eps``: the radius to certify, in the ``norm`` linf or l2; training
+    ends with ``eps_factor`` times it. ``natural_weight``: share of the natural loss; ``l1``: weight of the L1 norm;
+    ``warmup``: weight of the penalty while ε grows. ``sigma_factor``: decay of RGS's σ at each milestone;
+    ``sigma_per_lr``: that σ is this times the learning rate instead. ``actors``: Ray processes that share the perturbed
+    networks, 0 for none; ``ray_address``: a cluster that runs already; ``gpus_per_actor``: GPUs each of them is given.
+
+    ``lr``: of Adam, over ``epochs`` of batches of ``batch_size``, times ``lr_factor`` after each of the ``milestones``
+    (epochs). ε is 0 for ``eps_warmup_epochs``, then grows over ``eps_anneal_epochs`` in the ``eps_shape`` smooth,
+    linear or none. ``grad_clip``: the largest norm of a gradient; ``average_from``: the epoch from which on weights are
+    averaged, None for the last ones. ``seed``: of all that is random; ``device``: torch's; ``eval_samples``: held-out
+    samples evaluated after each epoch; ``preset``: where values came from, a note.
+
     >>> TrainConfig(relaxation="deeppoly").relaxation
     'crown'
     """
@@ -110,6 +128,7 @@ class TrainConfig:
         for name, least in (("epochs", 1), ("batch_size", 1), ("actors", 0), ("eval_samples", 1), ("lr", 0)):
             value = getattr(self, name)
             require(math.isfinite(value) and value >= least, f"{name} >= {least}", value)
+        require(0 <= self.seed < 2**61 - 1, "0 <= seed < 2**61 - 1", self.seed)
         require(self.grad_clip > 0, "grad_clip > 0", self.grad_clip)
         if self.sigma_per_lr is not None:
             expected = f"a finite sigma_per_lr >= 0 with an estimator whose sigma decays, not with {self.estimator!r}"
@@ -128,7 +147,6 @@ class TrainConfig:
                 if self.teacher is None
                 else f"loss {self.loss!r} learns from no teacher: remove --teacher, or use --loss distill"
             )
-        require(0 <= self.seed < 2**61 - 1, "0 <= seed < 2**61 - 1", self.seed)
         if loss.bounds and estimator.needs_gradient and not relaxation.differentiable:
             others = " or ".join(name for name in ESTIMATORS if not ESTIMATORS.get(name).needs_gradient)
             raise ConfigError(
@@ -175,7 +193,7 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     def replaced(self, values: dict[str, Any]) -> TrainConfig:
-        """A copy with some fields changed; the option tables are merged, not replaced."""
+        """A copy with the fields in ``values`` changed; the option tables are merged, not replaced."""
         tables = {
             name: {**getattr(self, name), **values[name]}
             for name in ("loss_options", "relaxation_options", "estimator_options")

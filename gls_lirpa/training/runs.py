@@ -33,7 +33,7 @@ from gls_lirpa.training.custom import CUSTOM
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths and file operations of one run."""
+    """Paths and file operations of one run, in the folder ``path``; ``content`` is what goes into a ``file``."""
 
     path: Path
 
@@ -54,7 +54,7 @@ class RunFolder:
         return self.path / "weights.pt"
 
     def create(self, config: TrainConfig) -> None:
-        """Start a run here; an existing one is never overwritten."""
+        """Start a run of this ``config`` here; an existing one is never overwritten."""
         if self.path.exists() and (
             not self.path.is_dir() or any(file.name not in _BEGUN for file in self.path.iterdir())
         ):
@@ -104,9 +104,11 @@ class RunFolder:
         return "" if theirs == ours else f" (made by gls-lirpa {theirs}, this is {ours})"
 
     def write_json(self, name: str, content: Any) -> None:
+        """Put ``content`` into the file ``name`` of this folder."""
         replace_file(self.path / name, _json(content))
 
     def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add the ``row`` of an epoch to the metrics."""
         with self.metrics_file.open("ab") as file:
             file.write(_line(row))
             file.flush()
@@ -135,7 +137,7 @@ class RunFolder:
         return rows
 
     def cut_metrics(self, epochs: int) -> None:
-        """Forget rows beyond the checkpoint's last finished epoch."""
+        """Forget rows beyond the checkpoint's so many finished ``epochs``."""
         rows = self.metrics()
         if len(rows) < epochs:
             raise CheckpointError(
@@ -275,7 +277,7 @@ def state_of(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished or interrupted run: its network in eval mode, its configuration and its data."""
+    """A finished or interrupted run in the folder ``path``: ``model`` in eval mode, ``config`` and ``dataset``."""
 
     path: Path
     config: TrainConfig
@@ -284,7 +286,7 @@ class Run:
 
 
 def load_run(path: Path, *, data_root: str | None = None, net: str | None = None) -> Run:
-    """Load a run's network and dataset. A network from a user's file is only run if ``net`` names it."""
+    """The run in ``path``, with data in ``data_root`` if given. A user's network file runs only if ``net`` names it."""
     config = RunFolder(path).config()
     if ".py:" in config.net and net is None:
         raise ConfigError(
