@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import importlib
 import importlib.util
 import inspect
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -146,19 +148,42 @@ def test_modules_are_not_mistaken_for_names() -> None:
     assert isinstance(gls_lirpa.zoo, types.ModuleType)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+def exported() -> dict[str, Any]:
+    """Functions and classes that some package exports, each once. The solver's settings have a text below each."""
+    found: dict[str, Any] = {}
+    packages = [info.name for info in pkgutil.walk_packages(gls_lirpa.__path__, "gls_lirpa.") if info.ispkg]
+    for module in map(importlib.import_module, ["gls_lirpa", *packages]):
+        own = [name for name, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__]
+        for item in (getattr(module, name) for name in getattr(module, "__all__", own)):
+            if inspect.isroutine(item) or (isinstance(item, type) and not issubclass(item, Exception)):
+                found[f"{item.__module__.removeprefix('gls_lirpa.')}.{item.__qualname__}"] = item
+    return {name: item for name, item in found.items() if not name.startswith("solver.")}
+
+
+EXPORTED = exported()
+
+
+def test_what_packages_export_is_found() -> None:
+    assert len(EXPORTED) > 80
+    assert {"api.train", "training.config.TrainConfig", "readers.Parts", "zoo.catalogue.names"} < set(EXPORTED)
+
+
+@pytest.mark.parametrize("name", EXPORTED)
 def test_every_argument_is_in_the_text(name: str) -> None:
-    """A class's text may speak for its methods; ``ESTIMATED`` are in their protocol's."""
-    item = getattr(gls_lirpa, name)
-    calls = {} if isinstance(item, type) and issubclass(item, Exception) else {name: item}
+    """A class's text may speak for its methods; those ``OF_PROTOCOLS`` are in their protocol's."""
+    item = EXPORTED[name]
+    calls, own = {name: item}, item.__doc__ or ""
+    assert own and not own.startswith(f"{item.__name__}("), "no text but what a dataclass has by itself"
     if isinstance(item, type):
-        own = vars(item).items()
-        calls |= {n: f for n, f in own if inspect.isfunction(f) and not n.startswith("_") and n not in ESTIMATED}
+        elsewhere = () if getattr(item, "_is_protocol", False) else OF_PROTOCOLS
+        public = [key for key in vars(item) if (key == "__call__" or key[0] != "_") and key not in elsewhere]
+        found = {key: getattr(item, key, None) for key in public}
+        calls |= {key: call for key, call in found.items() if inspect.isfunction(call) or inspect.ismethod(call)}
     for call in calls.values():
-        text = re.sub(r"(>>>|\.\.\. ).*", "", f"{inspect.getdoc(item)} {call.__doc__}")
+        text = re.sub(r"(>>>|\.\.\. ).*", "", f"{own}\n{call.__doc__}")
         known = {*re.findall(r"\w+", text), "self", "args", "kwargs"}
         missing = set(inspect.signature(call).parameters) - known
         assert not missing, f"{call.__qualname__}: {missing}"
 
 
-ESTIMATED = ("set_sigma", "load_state_dict")
+OF_PROTOCOLS = ("set_sigma", "load_state_dict", "started", "stepped", "epoch_ended")
