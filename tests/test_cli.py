@@ -116,6 +116,7 @@ BAD = {
     "missing network file": (("train", "--net", "nowhere.py:make"), "does not exist"),
     "device": (("train", "--device", "cuda:9"), "device 'cuda:9' cannot be used here"),
     "large seed": (("train", "--seed", "9" * 30), "0 <= seed < 2**61 - 1"),
+    "negative seed": (("certify", "zoo:digits-cnn3-crown-rgs", "--seed", "-1"), "0 <= seed < 2**61 - 1"),
     "network file without factory": (("train", "--net", "net.py"), "path/to/file.py:factory"),
     "data of a study": (("tune", "--dataset", "folder", "--eps", "0.1", "--data-root", "nowhere"), "nowhere"),
     "missing study": (("bench", "fronts", "--study", "nowhere"), "'nowhere' is not a study: No such file"),

@@ -12,6 +12,7 @@ import gls_lirpa.certification.complete
 import gls_lirpa.certification.incomplete  # noqa: F401  (all three register their stages)
 from gls_lirpa.base.balls import check_norm
 from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.checks import require
 from gls_lirpa.certification.stage import STAGES, StageOptions
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import ball_relaxations
@@ -64,6 +65,7 @@ class Settings:
         object.__setattr__(self, "stages", names)
         if not math.isfinite(self.timeout) or self.timeout <= 0:
             raise ConfigError(f"expected a timeout > 0 in seconds, got {self.timeout}")
+        require(0 <= self.seed < 2**61 - 1, "0 <= seed < 2**61 - 1", self.seed)
         if self.norm == "l2":
             self._check_l2()
 

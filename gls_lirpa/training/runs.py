@@ -74,7 +74,7 @@ class RunFolder:
     def config(self) -> TrainConfig:
         """The configuration stored in this folder."""
         if not self.path.exists():
-            raise CheckpointError(f"{str(self.path)!r} does not exist: expected the folder of a run")
+            raise CheckpointError(f"{str(self.path)!r} is not a run folder: it does not exist")
         if not self.config_file.is_file():
             raise CheckpointError(f"{str(self.path)!r} is not a run folder: it has no config.json")
         try:
