@@ -33,8 +33,6 @@ VARIANTS: dict[str, dict[str, int]] = {
     "no-groups": {"group_iterations": 0},
     "small-first-tree": {"first_nodes": 32},
     "no-descent": {"attack_starts": 0},
-    "no-lookahead": {"candidates": 1},
-    "one-level": {"max_levels": 1},
     "matrix-free": {"form_mib": 1},
 }
 

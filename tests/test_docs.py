@@ -157,7 +157,8 @@ def exported() -> dict[str, Any]:
         for item in (getattr(module, name) for name in getattr(module, "__all__", own)):
             if inspect.isroutine(item) or (isinstance(item, type) and not issubclass(item, Exception)):
                 found[f"{item.__module__.removeprefix('gls_lirpa.')}.{item.__qualname__}"] = item
-    return {name: item for name, item in found.items() if not name.startswith("solver.")}
+    found.pop("solver.settings.SolverSettings")
+    return found
 
 
 EXPORTED = exported()

@@ -51,17 +51,12 @@ class Domains:
         return self.signs == 0
 
     def children(self, neurons: Tensor) -> Domains:
-        """Every combination of signs of ``neurons`` (b, d): domain i becomes domains i, i + b, i + 2b, …
+        """Both signs of each domain's neuron (b,): first all with −1, then all with +1.
 
-        The new neurons' β starts at 0: where λ < 0 a child's linear function is then nowhere below its parent's.
+        Its β starts at 0: where λ < 0 a child's linear function is then nowhere below its parent's.
         """
-        depth = neurons.shape[1]
-        parts = []
-        for code in range(2**depth):
-            signs = torch.tensor([1 if code >> bit & 1 else -1 for bit in range(depth)], dtype=torch.int8)
-            split = self.signs.scatter(1, neurons, signs.to(neurons.device).expand(len(self), -1))
-            parts.append(replace(self, signs=split))
-        return Domains.joined(parts)
+        at = neurons.unsqueeze(1)
+        return Domains.joined([replace(self, signs=self.signs.scatter(1, at, sign)) for sign in (-1, 1)])
 
 
 @dataclass(frozen=True)

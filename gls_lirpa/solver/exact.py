@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.extras import install_command
 from gls_lirpa.errors import EngineError
 from gls_lirpa.solver.form import SplitForm
 
@@ -127,7 +128,7 @@ def _highspy() -> Any:
     try:
         import highspy
     except ModuleNotFoundError as error:
-        raise EngineError("exact decisions need HiGHS: pip install 'gls-lirpa[milp]'") from error
+        raise EngineError(f"exact decisions need HiGHS: {install_command('milp')}") from error
     return highspy
 
 

@@ -27,7 +27,8 @@ class Query:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """Lower bounds of the rows, a counterexample or None, whether a limit ended the search, nodes bounded."""
+    """``lower`` bounds of the rows, an input that is a ``counterexample`` or None; ``exhausted``: whether a limit ended
+    the search; ``nodes`` that were bounded."""
 
     lower: Tensor
     counterexample: Tensor | None

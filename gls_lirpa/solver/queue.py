@@ -18,13 +18,13 @@ class _Entry:
     bound: float
     row: int
     domain: Domains
-    candidates: Tensor
+    neuron: int
     slopes: Slopes | None
 
     @property
     def bytes(self) -> int:
         d = self.domain
-        parts = (d.signs, d.alpha, d.beta, d.gamma, self.candidates)
+        parts = (d.signs, d.alpha, d.beta, d.gamma)
         return 1000 + sum(part.numel() * part.element_size() for part in parts)
 
 
@@ -47,13 +47,13 @@ class Queue:
         """The lowest bound of an open domain of this row, inf if there is none."""
         return next((entry.bound for entry in self._entries if entry.row == row), float("inf"))
 
-    def push(self, batch: Domains, candidates: Tensor, slopes: Sequence[Slopes] = ()) -> None:
-        """Add domains with the neurons to split them by (b, count), best first, and ``slopes`` by their number."""
-        keys = zip(batch.bound.tolist(), batch.rows.tolist(), batch.slopes.tolist(), strict=True)
-        for i, (bound, row, number) in enumerate(keys):
+    def push(self, batch: Domains, neurons: Tensor, slopes: Sequence[Slopes] = ()) -> None:
+        """Add domains with the neuron to split each by (b,), and ``slopes`` by their number."""
+        keys = zip(*(part.tolist() for part in (batch.bound, batch.rows, neurons, batch.slopes)), strict=True)
+        for i, (bound, row, neuron, number) in enumerate(keys):
             # Copies: a view would keep the whole batch in memory.
             domain = batch[torch.tensor([i], device=batch.rows.device)]
-            entry = _Entry(bound, row, domain, candidates[i].clone(), slopes[number] if slopes else None)
+            entry = _Entry(bound, row, domain, neuron, slopes[number] if slopes else None)
             bisect.insort_right(self._entries, entry, key=lambda item: item.bound)
             self._bytes += entry.bytes
 
@@ -64,5 +64,6 @@ class Queue:
         else:
             taken, self._entries = self._entries[:count], self._entries[count:]
         self._bytes -= sum(entry.bytes for entry in taken)
-        tried = torch.stack([entry.candidates for entry in taken])
-        return Domains.joined([entry.domain for entry in taken]), tried, [entry.slopes for entry in taken]
+        batch = Domains.joined([entry.domain for entry in taken])
+        neurons = torch.tensor([entry.neuron for entry in taken], device=batch.rows.device)
+        return batch, neurons, [entry.slopes for entry in taken]

@@ -32,7 +32,9 @@ ABOVE = 1.05
 
 
 class Solver:
-    """Complete verification of one network; ``engine``: its bounds, ``seed``: of attacks and LP solver.
+    """Complete verification of one network, the ``model``, of the rows of a ``query``.
+
+    ``engine``: the network's bounds; ``settings``: None for the defaults; ``seed``: of attacks and LP solver.
 
     >>> from gls_lirpa.base.boxes import linf_box
     >>> _ = torch.manual_seed(0)

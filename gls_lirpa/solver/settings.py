@@ -58,12 +58,6 @@ class SolverSettings:
     iterations: int = 20
     """Evaluations for a domain, beginning with its parent's α and β; the step is down to a third after 20."""
 
-    candidates: int = 16
-    """Neurons that are compared by a pass over their children before one is split; 48 were not better."""
-
-    max_levels: int = 3
-    """Neurons split at once where there are too few open domains to fill a batch."""
-
     attack_starts: int = 4
     attack_steps: int = 5
     """Descent from the minimising inputs of the lowest domains of a batch: about the cost of one evaluation."""

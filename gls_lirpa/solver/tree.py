@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gls_lirpa.solver.ascent import DomainBounds, optimise
 from gls_lirpa.solver.bounds import SplitBounds
-from gls_lirpa.solver.branching import by_children, candidates
+from gls_lirpa.solver.branching import neurons_to_split
 from gls_lirpa.solver.descent import Descent
 from gls_lirpa.solver.domains import Domains
 from gls_lirpa.solver.envelopes import Slopes
@@ -68,7 +68,7 @@ class Tree:
             facets = facets_of(form, iterations=steps, deadline=goal.deadline) if steps else None
             self._fast = SplitBounds(form, facets=facets)
             self._exact = SplitBounds(form, facets=facets, dtype=torch.float64)
-        # Children are compared without the multi-neuron relaxation, which costs far more.
+        # Without the multi-neuron relaxation, which is another for every batch.
         self._plain, self._proving = self._fast, self._exact
         self._queue = Queue(max_mib=settings.queue_mib)
         self._groups: Groups | None = None
@@ -119,25 +119,19 @@ class Tree:
         return self._counterexample is not None or late or self._remaining() < 2
 
     def _expand(self) -> None:
-        """Split the most promising domains and bound their children, in one batch.
-
-        Where there are few, each is split by several neurons at once to fill the batch.
-        """
+        """Split the most promising domains and bound their children, in one batch."""
         room = self._remaining()
-        batch, tried, slopes = self._queue.pop(min(room // 2, self._at_once) if self._at_once else room // 2)
+        batch, neurons, slopes = self._queue.pop(min(room // 2, self._at_once) if self._at_once else room // 2)
         if self._at_once:
-            batch, tried = self._renewed(batch, tried, slopes)
+            batch, neurons = self._renewed(batch, neurons, slopes)
             if not len(batch) or self._finished():
-                self._queue.push(batch, tried, self._slopes)
+                self._queue.push(batch, neurons, self._slopes)
                 return
-        available = int((tried >= 0).sum(1).min())
-        levels = max(1, min(self._settings.max_levels, available, int(math.log2(room / len(batch)))))
-        neurons = by_children(self._plain, batch, tried)[:, :levels]
         children = batch.children(neurons)
         self._nodes += len(children)
         self._queue.push(*self._bounded(children, self._settings.iterations), self._slopes)
 
-    def _renewed(self, batch: Domains, tried: Tensor, slopes: list[Slopes | None]) -> tuple[Domains, Tensor]:
+    def _renewed(self, batch: Domains, neurons: Tensor, slopes: list[Slopes | None]) -> tuple[Domains, Tensor]:
         """Domains that are about to be split, bounded with multi-neuron slopes of their own, which their children keep.
 
         Slopes are made for one linear function of the first layer, and splits change it.
@@ -156,7 +150,7 @@ class Tree:
             # Too large for so many, or for any: these are split without.
             self._at_once = len(batch) // 2 if self._groups is not None else 0
             self._slopes, self._fast, self._exact = [], plain, exact
-            return batch, tried
+            return batch, neurons
         relaxation, self._slopes, batch = found
         self._fast, self._exact = plain.with_relaxation(relaxation), exact.with_relaxation(relaxation)
         return self._bounded(batch, self._settings.iterations)
@@ -185,8 +179,7 @@ class Tree:
             self._counterexample = self._descent.search(
                 x, batch.rows, starts=self._settings.attack_starts, steps=self._settings.attack_steps
             )
-        count = max(self._settings.candidates, self._settings.max_levels)
-        return batch, candidates(self._form, batch, done, count)
+        return batch, neurons_to_split(self._form, batch, done)
 
     def _close(self, rows: Tensor, bounds: Tensor) -> None:
         self._closed = self._closed.scatter_reduce(0, rows, bounds, "amin")

@@ -170,8 +170,8 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "stage": (("net.onnx", "--vnnlib", "sat.vnnlib", "--stages", "crwn"), "did you mean 'crown'"),
     "timeout": (("net.onnx", "--vnnlib", "sat.vnnlib", "--timeout", "0"), "expected a timeout > 0"),
     "nodes": (("net.onnx", "--vnnlib", "sat.vnnlib", "--max-nodes", "0"), "max_nodes"),
-    "setting": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "candidate=3"), "did you mean 'candidates'"),
-    "setting's value": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "candidates=0"), "candidates >= 1, got 0"),
+    "setting": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "iteration=3"), "did you mean 'iterations'"),
+    "setting's value": (("net.onnx", "--vnnlib", "sat.vnnlib", "--bab", "iterations=0"), "iterations >= 1, got 0"),
     "property of a run": (("sat.vnnlib", "--vnnlib", "sat.vnnlib"), "needs a network in an .onnx file"),
     "weights without a network": (("sat.vnnlib", "--dataset", "digits", "--eps", "0.1"), "add --net"),
 }

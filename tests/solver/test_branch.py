@@ -112,7 +112,7 @@ def hard() -> Property:
     return Property(subject, samples, minima)
 
 
-WEAK = replace(PLAIN, iterations=1, root_iterations=1, batch_size=8, candidates=1, max_levels=1)
+WEAK = replace(PLAIN, iterations=1, root_iterations=1, batch_size=8)
 
 
 def test_the_node_limit_is_kept_and_gives_a_bound(hard: Property) -> None:
@@ -232,19 +232,13 @@ def test_fewer_or_no_slopes_where_they_get_too_large(
     assert not outcome.exhausted and 0 < float(outcome.lower.min()) <= float(hard.minima.min()) + 1e-5
 
 
-@pytest.mark.parametrize("candidates", [1, 3])
-def test_any_number_of_candidates_decides(candidates: int, hard: Property) -> None:
-    outcome = search_of(SolverSettings(candidates=candidates), hard)
-    assert not outcome.exhausted and float(outcome.lower.min()) > 0
-
-
 def test_settings_are_checked() -> None:
     numbers = ({"batch_size": 0}, {"iterations": 0}, {"max_nodes": 0}, {"slopes_at_once": 0}, {"attack_steps": -1})
-    for wrong in (*numbers, {"input_batch": 1}, {"candidates": 2.5}, {"candidates": True}):
+    for wrong in (*numbers, {"input_batch": 1}, {"batch_size": 2.5}, {"batch_size": True}):
         with pytest.raises(ConfigError):
             SolverSettings(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="did you mean 'candidates'"):
-        SolverSettings.of({"candidate": 3})
-    with pytest.raises(ConfigError, match="an integer for candidates, got 'many'"):
-        SolverSettings.of({"candidates": "many"})
+    with pytest.raises(ConfigError, match="did you mean 'iterations'"):
+        SolverSettings.of({"iteration": 3})
+    with pytest.raises(ConfigError, match="an integer for iterations, got 'many'"):
+        SolverSettings.of({"iterations": "many"})
     assert len(dataclasses.fields(SolverSettings)) <= 25

@@ -15,7 +15,7 @@ from gls_lirpa.solver.form import SplitForm
 from tests.helpers.branch_problems import PLAIN, Property, near_boundary, search_of
 from tests.helpers.exact_nets import KINDS, margins
 
-SETTINGS = replace(PLAIN, iterations=12, candidates=4, attack_starts=2, attack_steps=3, max_nodes=120)
+SETTINGS = replace(PLAIN, iterations=12, attack_starts=2, attack_steps=3, max_nodes=120)
 
 
 def without_matrix(settings: SolverSettings, prop: Property) -> SearchOutcome:
