@@ -22,7 +22,7 @@ from .options import Assignment, MethodCommand, Radius, plugin_option
 @click.option("--stages", help="In order, by commas: {stages} (default: {default_stages}).")
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds per sample or property.")
 @click.option("--max-nodes", type=int, help="Domains per sample in branch and bound (default: no limit).")
-@click.option("--bab", type=Assignment(), multiple=True, help="A setting of branch and bound, e.g. --bab batch_size=64.")
+@click.option("--bab", type=Assignment(), multiple=True, help="A setting of branch and bound, e.g. --bab iterations=9.")
 @click.option("--workers", type=int, default=1, show_default=True, help="Processes that share the samples, on Ray.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the attack and of branch and bound.")
 @click.option("--cross-check", is_flag=True, help="Attack what was verified and bound what was attacked.")

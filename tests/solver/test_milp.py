@@ -162,7 +162,7 @@ def test_refusals() -> None:
 def test_a_missing_solver_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, form = _form("dense", 0)
     monkeypatch.setitem(__import__("sys").modules, "highspy", None)
-    with pytest.raises(EngineError, match="need HiGHS: pip install .*highspy"):
+    with pytest.raises(EngineError, match=r"need HiGHS: pip install .*highspy"):
         minimise(form, 0)
 
 
