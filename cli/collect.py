@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from .options import MethodCommand, plugin_option
 
-@click.command(short_help="Keep a certified run's raw outcome as one small file.")
+
+@click.command(cls=MethodCommand, short_help="Keep a certified run's raw outcome as one small file.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--experiment", required=True, help="The table it belongs to, e.g. mnist-0.1-cnn3-paper.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("benchmarks/results"), show_default=True)
@@ -19,6 +21,7 @@ import click
 @click.option("--commit", "made_by", help="The commit that trained it (default: what the run noted).")
 @click.option("--certification", type=click.Path(path_type=Path), help="Folder of records, where there are several.")
 @click.option("--force", is_flag=True, help="Replace files that hold another outcome.")
+@plugin_option
 def collect(runs: tuple[Path, ...], out: Path, **options: Any) -> None:
     """Collect each RUN, trained and certified, into OUT/<name>.json.
 

@@ -95,6 +95,16 @@ def test_methods_of_a_plugin_are_in_the_help(plugin: Path) -> None:
     assert "toy-relaxation" in stages, "a relaxation is a stage"
 
 
+def test_the_doctor_and_configurations_know_methods_of_a_plugin(plugin: Path) -> None:
+    checks = glscert("doctor", "--plugin", plugin)
+    assert checks.returncode == 0, checks.stdout
+    (line,) = [line for line in checks.stdout.splitlines() if "bounds: toy-relaxation" in line]
+    assert " ok " in line
+    shown = json.loads(glscert("config", "show", "mnist-0.1", "--estimator", "toy-estimator", "--plugin", plugin).stdout)
+    assert (shown["estimator"], shown["estimator_options"]) == ("toy-estimator", {"factor": 1.0})
+    assert "toy-estimator" in glscert("config", "show", "--plugin", plugin, "--help").stdout
+
+
 def test_a_run_with_methods_of_a_plugin_and_its_certification(plugin: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     small = ("--net", "cnn3-tiny", "--epochs", 1, "--limit", 64, "--eval-samples", 8, "--eps", 0.02)
