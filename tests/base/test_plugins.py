@@ -100,7 +100,8 @@ def test_the_doctor_and_configurations_know_methods_of_a_plugin(plugin: Path) ->
     assert checks.returncode == 0, checks.stdout
     (line,) = [line for line in checks.stdout.splitlines() if "bounds: toy-relaxation" in line]
     assert " ok " in line
-    shown = json.loads(glscert("config", "show", "mnist-0.1", "--estimator", "toy-estimator", "--plugin", plugin).stdout)
+    named = glscert("config", "show", "mnist-0.1", "--estimator", "toy-estimator", "--plugin", plugin)
+    shown = json.loads(named.stdout)
     assert (shown["estimator"], shown["estimator_options"]) == ("toy-estimator", {"factor": 1.0})
     assert "toy-estimator" in glscert("config", "show", "--plugin", plugin, "--help").stdout
 
