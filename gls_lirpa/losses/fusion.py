@@ -35,7 +35,7 @@ from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.relaxation import SampleFunction
 from gls_lirpa.losses.refusal import with_gradient_or_refusal
-from gls_lirpa.losses.terms import LOSSES, Loss, LossInput, margin_cross_entropy
+from gls_lirpa.losses.terms import LOSSES, ROBUST_TRAINING, Loss, LossInput, margin_cross_entropy
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 
 
@@ -86,6 +86,13 @@ def robust_fused(batch: LossInput) -> Tensor:
 
 LOSSES.register(
     "robust-fused",
-    Loss("robust-fused", robust_fused, bounds=True, relaxation="crown-ibp", help="one bound per sample, on the loss"),
+    Loss(
+        "robust-fused",
+        robust_fused,
+        bounds=True,
+        relaxation="crown-ibp",
+        help="one bound per sample, on the loss",
+        training=ROBUST_TRAINING,
+    ),
     aliases=("loss-fusion", "fused"),
 )

@@ -27,6 +27,7 @@ from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.published import Training
 from gls_lirpa.losses.refusal import with_gradient_or_refusal
 from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, margin_cross_entropy
 from gls_lirpa.relaxations import Relaxation
@@ -137,6 +138,13 @@ LOSSES.register(
             ("cifar10", 2 / 255): {"lam": 0.1, "shrinkage": 0.8},
             ("cifar10", 8 / 255): {"lam": 0.9, "shrinkage": 1.0},
             ("tinyimagenet", 1 / 255): {"lam": 0.4, "shrinkage": 1.0},
+        },
+        training={
+            ("mnist", 0.1): Training(1e-6, 0.7, 2.0),
+            ("mnist", 0.3): Training(2e-6),
+            ("cifar10", 2 / 255): Training(1e-6, 1.0, 1.5),
+            ("cifar10", 8 / 255): Training(),
+            ("tinyimagenet", 1 / 255): Training(5e-5),
         },
     ),
 )

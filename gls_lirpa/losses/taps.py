@@ -10,23 +10,11 @@ point of large cross-entropy for all (``multi=False``). m_j underestimates the w
 itself overestimates that over the input box. If f₂ is affine a converged attack is exact, and m_j are
 IBP's margins.
 
-**Gradient connector.** z_j is found by an attack, so its dependence on l and u is defined, per
-coordinate with width w = u − l and the threshold c ∈ (0, 1] of the rectified linear rule:
-
-    ∂z/∂l = max(0, 1 − (z − l)/(c·w)),    ∂z/∂u = max(0, 1 − (u − z)/(c·w)).
-
-c = 1 differentiates z = (1 − t)·l + t·u at fixed t, c → 0 links only points on the faces. The method
-uses c = 0.5. Where w = 0 the three coincide and l and u get one half each.
-
-**Loss.** Per sample L = L_T · L_I: the cross-entropy over m_j times that over the relaxation's own
-margins on the same input box, with the scale s of TAPS's gradient and a = s/(1 + s):
-
-    ∇L := 2a · L_I ∇L_T + 2(1 − a) · L_T ∇L_I.
-
-s = 1 is the product rule. PGPE sees the product alone: s and c only shape backpropagated gradients.
-The authors' code takes the product of the two batch means, and weights s : 1. Here it is taken per sample,
-so that splitting a batch changes nothing; 2a : 2(1 − a) is the same ratio, 2/(1 + s) times their gradient.
-Like theirs, it is L_I alone while ε grows (``bounds_first``), which is also many times cheaper.
+z_j is connected to l and u as ``connector`` says. Per sample the loss is L_T · L_I, the cross-entropy over m_j times
+that over the relaxation's own margins on the same input box. PGPE sees the product alone: the scale s and the threshold
+c only shape backpropagated gradients. The authors' code takes the product of the two batch means, and weights s : 1.
+Here it is taken per sample, so that splitting a batch changes nothing; 2a : 2(1 − a) is the same ratio, 2/(1 + s) times
+their gradient. Like theirs, it is L_I alone while ε grows (``bounds_first``), which is also many times cheaper.
 """
 
 from __future__ import annotations
@@ -34,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,60 +33,13 @@ from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.relaxation import SampleFunction
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.connector import connect, product
+from gls_lirpa.losses.published import Training
 from gls_lirpa.losses.refusal import with_gradient_or_refusal
 from gls_lirpa.losses.sabr import LAM, SHRINKAGE, relu_box, shrinking, small_box
 from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, margin_cross_entropy
 from gls_lirpa.models.structure import split_blocks
 from gls_lirpa.relaxations import Relaxation
-
-
-class _Connector(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, points: Tensor, lower: Tensor, upper: Tensor, threshold: float) -> Tensor:
-        ctx.save_for_backward(points, lower, upper)
-        ctx.threshold = threshold
-        return points.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *outputs: Any) -> tuple[None, Tensor, Tensor, None]:
-        (outer,) = outputs
-        points, lower, upper = ctx.saved_tensors
-        width = upper - lower
-        flat = width <= 0
-        reach = ctx.threshold * torch.where(flat, torch.ones_like(width), width)
-        to_lower = torch.where(flat, 0.5, torch.relu(1 - (points - lower) / reach))
-        to_upper = torch.where(flat, 0.5, torch.relu(1 - (upper - points) / reach))
-        return None, outer * to_lower, outer * to_upper, None
-
-
-def connect(points: Tensor, box: Box, *, threshold: float = 0.5) -> Tensor:
-    """``points`` of a box as a function of its faces, with the connector's gradient.
-
-    >>> lower, upper = torch.zeros(1, requires_grad=True), torch.ones(1, requires_grad=True)
-    >>> connect(torch.tensor([0.25]), Box(lower, upper)).backward()
-    >>> lower.grad.item(), upper.grad.item()
-    (0.5, 0.0)
-    """
-    result: Tensor = _Connector.apply(points, box.lower, box.upper, threshold)  # type: ignore[no-untyped-call]
-    return result
-
-
-def product(first: Tensor, second: Tensor, *, scale: float) -> Tensor:
-    """first · second, the gradient through ``first`` times 2a, through ``second`` times 2(1 − a).
-
-    >>> a, b = torch.tensor(3.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)
-    >>> value = product(a, b, scale=4.0)
-    >>> value.backward()
-    >>> value.item(), round(a.grad.item(), 4), round(b.grad.item(), 4)
-    (15.0, 8.0, 1.2)
-    """
-    share = scale / (1.0 + scale)
-    return _scaled(first, 2.0 * share) * _scaled(second, 2.0 * (1.0 - share))
-
-
-def _scaled(value: Tensor, factor: float) -> Tensor:
-    """The same value with ``factor`` times its gradient."""
-    return value.detach() + factor * (value - value.detach())
 
 
 def second_block(model: nn.Module, relus: int) -> nn.Sequential:
@@ -249,7 +189,7 @@ def staps(
 
 
 # Steps and restarts are the authors', 20 in the latent box and 10 for STAPS's point, as is the threshold. Where TAPS
-# cuts depends on the network; CTBench's places for CNN7 are in gls_lirpa.training.published.
+# cuts depends on the network: CTBench's numbers of ReLUs are for CNN7 alone.
 _OPTIONS = (
     Option("relus", int, "ReLUs behind the cut", default=1),
     Option("scale", float, "weight of TAPS's gradient against that of the bounds", default=4.0),
@@ -277,6 +217,13 @@ LOSSES.register(
             ("cifar10", 8 / 255): {"scale": 2.0, "shrinkage": 1.0},
             ("tinyimagenet", 1 / 255): {"scale": 8.0, "shrinkage": 1.0},
         },
+        training={
+            ("mnist", 0.1): Training(2e-6, 0.7, 2.0, of_cnn7={"relus": 3}),
+            ("mnist", 0.3): Training(0.0, 1.0, 4 / 3, of_cnn7={"relus": 2}),
+            ("cifar10", 2 / 255): Training(2e-6, of_cnn7={"relus": 5}),
+            ("cifar10", 8 / 255): Training(of_cnn7={"relus": 1}),
+            ("tinyimagenet", 1 / 255): Training(5e-5, 0.7, of_cnn7={"relus": 1}),
+        },
     ),
 )
 LOSSES.register(
@@ -294,6 +241,13 @@ LOSSES.register(
             ("cifar10", 2 / 255): {"scale": 2.0, "lam": 0.1, "shrinkage": 0.8},
             ("cifar10", 8 / 255): {"scale": 2.0, "lam": 0.9, "shrinkage": 1.0},
             ("tinyimagenet", 1 / 255): {"scale": 4.0, "lam": 0.6, "shrinkage": 1.0},
+        },
+        training={
+            ("mnist", 0.1): Training(5e-6, 0.7, 2.0),
+            ("mnist", 0.3): Training(1e-5),
+            ("cifar10", 2 / 255): Training(1e-6),
+            ("cifar10", 8 / 255): Training(),
+            ("tinyimagenet", 1 / 255): Training(5e-5),
         },
     ),
 )

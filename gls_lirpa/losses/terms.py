@@ -24,6 +24,7 @@ from gls_lirpa.base.registry import Registry
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.losses.published import Setting, Training, at
 from gls_lirpa.losses.refusal import with_gradient_or_refusal
 from gls_lirpa.relaxations import Relaxation, ball_relaxations
 
@@ -67,9 +68,6 @@ class LossInput:
 
 Term = Callable[[LossInput], Tensor]
 
-SAME_RADIUS = 1e-9
-"""Radii this close are the same: 2/255 may have been written in decimals."""
-
 
 @dataclass(frozen=True)
 class Loss:
@@ -78,7 +76,8 @@ class Loss:
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
     ``relaxation``: the one it was published with, for configurations that name none. ``teacher``: whether it
     needs a trained network beside the one it trains. ``balls``: whether it is defined over ℓ2 balls too.
-    ``published``: options of the literature by (dataset, ε). ``help``: what the command line says of it.
+    ``published``: options of the literature by (dataset, ε), and ``training``: CTBench's beside them. ``help``: what
+    the command line says of it.
     """
 
     name: str
@@ -88,8 +87,9 @@ class Loss:
     relaxation: str = "crown"
     teacher: bool = False
     help: str = ""
-    published: Mapping[tuple[str, float], dict[str, Value]] = field(default_factory=dict)
+    published: Mapping[Setting, dict[str, Value]] = field(default_factory=dict)
     balls: bool = False
+    training: Mapping[Setting, Training] = field(default_factory=dict)
 
     def configured(self, options: Mapping[str, Value]) -> Term:
         """The term with its options set, each of them checked."""
@@ -103,10 +103,8 @@ class Loss:
         {}
         """
         used = self.relaxation if relaxation is None else relaxation
-        for (name, radius), options in self.published.items():
-            if name == dataset and abs(radius - eps) < SAME_RADIUS:
-                return {key: value for key, value in options.items() if self.options[key].applies_to(used)}
-        return {}
+        options = at(self.published, dataset, eps) or {}
+        return {key: value for key, value in options.items() if self.options[key].applies_to(used)}
 
 
 def margin_cross_entropy(margins: Tensor) -> Tensor:
@@ -137,6 +135,14 @@ def robust(batch: LossInput) -> Tensor:
 
 
 LOSSES: Registry[Loss] = Registry("loss")
+ROBUST_TRAINING = {
+    ("mnist", 0.1): Training(2e-6, 0.7, 2.0),
+    ("mnist", 0.3): Training(2e-6, 0.7),
+    ("cifar10", 2 / 255): Training(1e-6, 0.8),
+    ("cifar10", 8 / 255): Training(),
+    ("tinyimagenet", 1 / 255): Training(1e-5),
+}
+"""IBP's, for other relaxations as well."""
 STEPS = Option("steps", int, "steps of the attack", default=8, least=1)
 LOSSES.register(
     "natural",
@@ -150,7 +156,14 @@ LOSSES.register(
 )
 LOSSES.register(
     "robust",
-    Loss("robust", robust, bounds=True, balls=True, help="cross-entropy over the relaxation's margins"),
+    Loss(
+        "robust",
+        robust,
+        bounds=True,
+        balls=True,
+        help="cross-entropy over the relaxation's margins",
+        training=ROBUST_TRAINING,
+    ),
     aliases=("certified",),
 )
 

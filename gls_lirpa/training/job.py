@@ -13,6 +13,7 @@ from gls_lirpa.data import DATASETS
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
 from gls_lirpa.losses import LOSSES, Loss
+from gls_lirpa.losses.published import at
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation
 from gls_lirpa.training.config import TrainConfig, checked_fields, read_config_file
 from gls_lirpa.training.console import ConsoleReporter
@@ -21,7 +22,6 @@ from gls_lirpa.training.dry_run import describe, probe
 from gls_lirpa.training.logs import loggers
 from gls_lirpa.training.loop import train
 from gls_lirpa.training.presets import PRESETS, RECIPES, chosen_preset, estimator_defaults, get_preset
-from gls_lirpa.training.published import published_cut, published_training
 from gls_lirpa.training.reporters import Several
 from gls_lirpa.training.runs import RunFolder
 from gls_lirpa.training.summary import write_summary
@@ -61,10 +61,11 @@ def _of_loss(fields: dict[str, Any], dataset: str, eps: float, preset: str | Non
     relaxation = RELAXATIONS.canonical(fields.get("relaxation", loss.relaxation))
     own: dict[str, Any] = {"loss": loss.name, "relaxation": relaxation, "teacher": fields.get("teacher")}
     options = loss.published_options(dataset, eps, relaxation=relaxation)
-    if preset is None or PRESETS.get(preset).recipe != "literature":
+    training = at(loss.training, dataset, eps)
+    if training is None or preset is None or PRESETS.get(preset).recipe != "literature":
         return {**own, "loss_options": options}
-    cut = published_cut(loss.name, dataset, eps, net=fields.get("net", "cnn3"))
-    return {**own, "loss_options": {**options, **cut}, **published_training(loss.name, dataset, eps)}
+    beside = training.fields(net=fields.get("net", "cnn3"))
+    return {**own, **beside, "loss_options": {**options, **beside["loss_options"]}}
 
 
 def _dataset_of(preset: str | None) -> str:
