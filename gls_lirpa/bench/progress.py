@@ -48,6 +48,11 @@ class SuiteProgress:
                 epochs += min(file.read_bytes().count(b"\n"), run.config.epochs)
         self._progress.update(self._task, completed=epochs, done=self._done)
 
+    def known(self, count: int) -> None:
+        """So many runs were finished before."""
+        self._done += count
+        self.refresh()
+
     def finished(self, outcome: Outcome) -> None:
         self._done += 1
         self._console.print(_line(outcome), highlight=False, markup=False)

@@ -34,6 +34,7 @@ def perform_all(runs: Sequence[PlannedRun], out: Path, *, workers: int, progress
         if stored is not None and stored.done:
             outcomes[run.name] = stored
     due = [run for run in runs if run.name not in outcomes]
+    progress.known(len(outcomes))
     try:
         for outcome in (
             _parallel(due, out, workers, progress) if workers > 1 and len(due) > 1 else _serial(due, out, progress)

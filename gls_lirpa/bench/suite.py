@@ -187,17 +187,21 @@ def _planned(
 
 
 def scaled(config: TrainConfig, factor: float) -> TrainConfig:
-    """The same run with all its times multiplied.
+    """The same run with all its times multiplied, and its epochs whole: the schedule keeps its shape.
 
     >>> short = scaled(TrainConfig(epochs=70, milestones=(50, 60)), 0.1)
     >>> short.epochs, short.milestones
     (7, (5.0, 6.0))
+    >>> scaled(TrainConfig(epochs=4, milestones=(2, 3)), 0.4).milestones
+    (1.0, 1.5)
     """
-    if factor == 1:
+    epochs = max(1, round(factor * config.epochs))
+    if epochs == config.epochs:
         return config
+    factor = epochs / config.epochs
     return dataclasses.replace(
         config,
-        epochs=max(1, round(factor * config.epochs)) if config.epochs else 0,
+        epochs=epochs,
         milestones=tuple(factor * epoch for epoch in config.milestones),
         eps_warmup_epochs=factor * config.eps_warmup_epochs,
         eps_anneal_epochs=factor * config.eps_anneal_epochs,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gls_lirpa.base.files import take_lock
 from gls_lirpa.bench.execute import SilentReporter, check_folder, perform
 from gls_lirpa.bench.letters import packed
 from gls_lirpa.bench.outcomes import Outcome, read_outcome, without_result
 from gls_lirpa.bench.paper import paper_rows
+from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.report import write_report
 from gls_lirpa.bench.sections import Section, marks
 from gls_lirpa.bench.statistics import estimate, paradox_verdicts
@@ -111,7 +114,16 @@ def test_scaling_keeps_the_shape_of_a_schedule() -> None:
     config = TrainConfig(epochs=70, milestones=(50, 60), eps_anneal_epochs=20)
     short = scaled(config, 0.5)
     assert (short.epochs, short.milestones, short.eps_anneal_epochs) == (35, (25.0, 30.0), 10.0)
-    assert scaled(config, 1e-4).epochs == 1
+    shortest = scaled(config, 1e-4)
+    assert (shortest.epochs, shortest.milestones) == (1, pytest.approx((50 / 70, 60 / 70)))
+
+
+def test_progress_counts_what_was_done_before(tmp_path: Path) -> None:
+    runs = planned_runs(SUITES.get("sam"), Budget(), out=tmp_path, changes={})
+    screen = io.StringIO()
+    with SuiteProgress(Console(file=screen, force_terminal=True, width=100), runs, tmp_path) as progress:
+        progress.known(2)
+    assert f"runs 2/{len(runs)}" in screen.getvalue()
 
 
 @pytest.mark.parametrize("budget", [{"epochs_scale": 0.0}, {"epochs_scale": math.nan}, {"samples": 0}, {"seeds": -1}])
