@@ -64,23 +64,21 @@ def accuracy_table(results: Sequence[Result]) -> Table:
 
 
 def _paper_row(results: Sequence[Result]) -> PaperRow | None:
-    """The paper's row of a cell whose runs all follow its recipe in full."""
+    """The paper's row of a cell whose runs all follow that row's recipe in full."""
     config = results[0].config
-    if not all(_follows_the_paper(dict(result.config)) for result in results):
+    if not all(_follows_a_recipe(dict(result.config)) for result in results):
         return None
-    for row in all_paper_rows():
-        if row.table not in _INCOMPARABLE and _same(row, config) and bool(results[0].start) == _started(row):
-            return row
-    return None
+    rows = (row for row in all_paper_rows() if row.table not in _INCOMPARABLE and row.recipe == _recipe(config))
+    return next((row for row in rows if _same(row, config) and bool(results[0].start) == _started(row)), None)
 
 
 _FREE = ("seed", "init_from", "eval_samples")
 _OF_THE_ROW = ("rho", "population")
 
 
-def _follows_the_paper(config: dict[str, Any]) -> bool:
-    """Whether a run is what a paper preset makes of its method, but for what the table's rows vary."""
-    if not str(config.get("preset") or "").startswith("paper-"):
+def _follows_a_recipe(config: dict[str, Any]) -> bool:
+    """Whether a run is what its preset makes of its method, but for what the table's rows vary."""
+    if _recipe(config) not in {row.recipe for row in all_paper_rows()}:
         return False
     chosen = {key: config[key] for key in ("preset", "estimator", "net", "loss", "relaxation")}
     recipe = json.loads(json.dumps(make_config(chosen).to_dict()))
@@ -88,6 +86,10 @@ def _follows_the_paper(config: dict[str, Any]) -> bool:
         options = given["estimator_options"]
         given["estimator_options"] = {key: value for key, value in options.items() if key not in _OF_THE_ROW}
     return all(recipe.get(key, value) == value for key, value in config.items() if key not in _FREE)
+
+
+def _recipe(config: dict[str, Any]) -> str:
+    return str(config.get("preset") or "").partition("-")[0]
 
 
 def _same(row: PaperRow, config: dict[str, Any]) -> bool:

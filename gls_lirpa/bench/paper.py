@@ -15,6 +15,8 @@ _LOSSES = {"crown-ibp-lf": ("robust-fused", "crown-ibp"), "mtl-ibp": ("mtl", "ib
 _RELAXATIONS = {"alpha-crown": "alpha-crown-step"}
 """The paper's α-CROWN takes one step from slope 0.5 to 0 or 1."""
 
+_CTBENCH_NET, _CTBENCH_METHODS = "cnn7-bn", ("ibp", "taps", "mtl-ibp")
+
 
 @dataclass(frozen=True)
 class PaperRow:
@@ -38,6 +40,15 @@ class PaperRow:
     def from_ibp(self) -> bool:
         """Whether training starts from IBP-trained weights."""
         return "(from ibp)" in self.method
+
+    @property
+    def recipe(self) -> str:
+        """Whose training the numbers are of: ``literature`` where the paper took them from CTBench.
+
+        >>> [row.recipe for row in paper_rows("cnn7") if row.net == "cnn7-bn" and row.dataset == "mnist"]
+        ['literature', 'paper', 'paper', 'literature']
+        """
+        return "literature" if self.net == _CTBENCH_NET and self.method in _CTBENCH_METHODS else "paper"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.sections import Entry, Table, marks
 from gls_lirpa.bench.statistics import Bits, Cells, Estimate, estimate, paradox_verdicts
 from gls_lirpa.bench.suite import Cell, Suite
+from gls_lirpa.training.presets import PAPER_LR
 
 NONE = "–"
 VERDICT_WORDS = (
@@ -52,12 +53,29 @@ def cell_table(suite: Suite, outcomes: Sequence[Outcome]) -> Table:
         rows.append(tuple(_cell_row(cell, own, accuracy[cell.key], mark, paper)))
     note = "Mean ± standard deviation over seeds, in per cent of the certified test images; bold: best, italic: second."
     if suite.preset is not None:
-        note += f" Recipe: {suite.preset}."
+        note += " " + _recipe_note(suite)
     settings = sorted({cell.group for cell in suite.cells})
     if len(settings) > 1:
         return Table("cells", tuple(header), tuple(rows), labels=3, note=note)
     note = f"{settings[0]}. {note}" if settings and settings[0] else note
     return Table("cells", tuple(header[1:]), tuple(row[1:] for row in rows), labels=2, note=note)
+
+
+def _recipe_note(suite: Suite) -> str:
+    """Which recipe the cells were trained by, and what in it is not the paper's.
+
+    >>> cell = Cell("", "ibp", "grad", {"preset": "literature"})
+    >>> _recipe_note(Suite("s", "", (cell,), preset="literature"))
+    'Recipe: literature.'
+    """
+    note = f"Recipe: {suite.preset}"
+    if suite.preset == "paper":
+        note += f", but with learning rate {PAPER_LR:g}: the printed 5e-5 cannot reach its numbers"
+    others = [cell for cell in suite.cells if cell.options["preset"] != suite.preset]
+    for name in sorted({cell.options["preset"] for cell in others}):
+        methods = sorted({f"{cell.options['net']} {cell.row}" for cell in others if cell.options["preset"] == name})
+        note += f"; {name} for {', '.join(methods)}, whose numbers the paper took from there"
+    return f"{note}."
 
 
 def _cell_row(

@@ -237,6 +237,21 @@ def test_paper_numbers_stand_beside_its_recipe_alone() -> None:
     assert "†" in accuracy_table(marked).rows[0][1].text
 
 
+def test_what_the_paper_took_from_elsewhere_stands_beside_that_recipe() -> None:
+    def header(preset: str, method: str) -> tuple[str, ...]:
+        given = {"dataset": "mnist", "net": "cnn7-bn", "relaxation": method, "estimator": "grad", "preset": preset}
+        config = json.loads(json.dumps(make_config(given).to_dict()))
+        return accuracy_table([a_result(method, "grad", 0, 70, config=config)]).header
+
+    for preset, method, beside in (
+        ("literature-mnist-0.1", "ibp", True),
+        ("paper-mnist-0.1", "ibp", False),
+        ("literature-mnist-0.1", "crown-ibp", False),
+        ("paper-mnist-0.1", "crown-ibp", True),
+    ):
+        assert ("paper nat. / cert." in header(preset, method)) == beside
+
+
 def test_two_results_in_one_place_are_refused() -> None:
     twice = [a_result("ibp", "grad", 0, 70), a_result("ibp", "grad", 0, 71, name="other")]
     with pytest.raises(ConfigError, match="two results for ibp grad seed 0"):

@@ -11,7 +11,9 @@ import pytest
 from gls_lirpa.bench.job import bench_job
 from gls_lirpa.bench.suite import Budget, Suite, planned_runs
 from gls_lirpa.bench.suites import SUITES
+from gls_lirpa.bench.tables import cell_table
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.training.presets import PRESETS
 from tests.helpers.datasets import make_cifar_binary, make_mnist, make_tinyimagenet
 
 SMALLEST = Budget(epochs_scale=0.001, samples=1, seeds=1)
@@ -71,17 +73,27 @@ def test_the_recipe_is_what_it_says(name: str, preset: str, tmp_path: Path) -> N
     suite = SUITES.get(name).with_preset(preset)
     for run in planned_runs(suite, Budget(), out=tmp_path, changes={}):
         config, cell = run.config, run.cell
-        assert config.preset is not None and config.preset.startswith("paper-") == (preset == "paper")
         assert cell.paper is None or preset == "paper"
+        recipe = "tuned" if preset == "tuned" else "paper" if cell.paper is None else cell.paper.recipe
+        assert config.preset is not None and PRESETS.get(config.preset).recipe == recipe
         if cell.once:
             assert config.loss == "pgd"
         elif config.estimator == "pgpe":
             assert run.needs is not None and "pgd" in run.needs
         else:
             assert (config.init_from is not None) == (cell.start is not None) == ("from ibp" in cell.row)
-        if preset == "paper":
+        if recipe == "literature":
+            assert (config.net, config.estimator, config.warmup > 0) == ("cnn7-bn", "grad", True)
+        if recipe == "paper":
             assert (config.val_fraction, config.l1, config.warmup) == (0.0, 0.0, 0.0)
             assert config.lr == (3e-4 if config.estimator == "pgpe" else 5e-4)
+
+
+def test_a_table_says_which_recipe() -> None:
+    note = cell_table(SUITES.get("cnn7"), []).note
+    assert "Recipe: paper, but with learning rate 0.0005" in note
+    assert "literature for cnn7-bn ibp, cnn7-bn mtl-ibp, cnn7-bn taps" in note
+    assert cell_table(SUITES.get("cnn7").with_preset("tuned"), []).note.endswith("Recipe: tuned.")
 
 
 def test_no_choice_of_recipe() -> None:
