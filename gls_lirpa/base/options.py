@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gls_lirpa.base.checks import boolean, number, whole
@@ -15,10 +15,21 @@ Value = bool | int | float
 
 
 @dataclass(frozen=True)
+class Range:
+    """Where a search looks for a number, from ``low`` to ``high``; ``log``: for scales, others are for shares."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+@dataclass(frozen=True)
 class Option:
     """One setting: ``kind`` is bool, int or float; without a ``default`` the method has its own.
 
     ``least`` itself is allowed unless ``strict``. ``only_with`` names the relaxations that it is defined for.
+    ``search``: where ``glscert tune`` looks for it, if it does, and ``search_if``: by the name of a boolean option of
+    the same method, where it looks instead if that is on.
 
     >>> Option("steps", int, "steps of the attack", default=8, least=1).parsed("10")
     10
@@ -33,6 +44,12 @@ class Option:
     strict: bool = False
     even: bool = False
     only_with: tuple[str, ...] = ()
+    search: Range | None = None
+    search_if: Mapping[str, Range] = field(default_factory=dict)
+
+    def searched(self, chosen: Mapping[str, Value]) -> Range | None:
+        """Where a search looks, with the method's other options as they are ``chosen``."""
+        return next((found for name, found in self.search_if.items() if chosen.get(name)), self.search)
 
     def checked(self, value: Any) -> Value:
         """``value`` in the option's type, if it is within the limits."""

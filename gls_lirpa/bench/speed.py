@@ -93,7 +93,7 @@ def measured(
         steps[relaxation] = {}
         for estimator in ESTIMATORS:
             method = ESTIMATORS.get(estimator)
-            given = {**method.recipe, **({"population": population} if "population" in method.options else {})}
+            given = {**method.recipe, **({} if method.members is None else {method.members: population})}
             criterion = method.build(CertifiedLoss(model, relaxation, eps=EPS), model, **given)
             steps[relaxation][estimator] = seconds(stepped(criterion, model, x, y), repeats)
             evaluations[estimator] = criterion.stats["evaluations"]

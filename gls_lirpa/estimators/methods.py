@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gls_lirpa.base.options import Options, Value
+from gls_lirpa.base.options import Options, Range, Value
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators.protocol import Estimator
@@ -18,8 +18,9 @@ class EstimatorMethod:
 
     ``needs_gradient``: of the loss in the weights; ``uses_actors``: takes ``actors``, ``ray_address``,
     ``gpus_per_actor`` and ``seed``. ``recipe``: options where no preset has others. ``decays``: the option that a
-    training run decays with the learning rate. ``cold_start``: what a user is told who starts from random weights.
-    ``help``: what the command line says of it.
+    training run decays with the learning rate. ``members``: the option that counts the perturbed networks of a step,
+    where a step costs as many times what one of them does: probes of speed take fewer. ``cold_start``: what a user is
+    told who starts from random weights. ``help``: what the command line says of it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class EstimatorMethod:
     needs_gradient: bool = True
     uses_actors: bool = False
     decays: str | None = None
+    members: str | None = None
     cold_start: str = ""
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Value]:
@@ -54,3 +56,5 @@ class EstimatorMethod:
 
 
 ESTIMATORS: Registry[EstimatorMethod] = Registry("estimator")
+SIGMA_RANGE = Range(1e-4, 3e-2, log=True)
+"""Where a search looks for the standard deviation of a smoothing of the weights."""

@@ -14,7 +14,7 @@ from gls_lirpa.base.checks import number, require, whole
 from gls_lirpa.base.options import Option, Options
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators.asking import Population, no_loss
-from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
+from gls_lirpa.estimators.methods import ESTIMATORS, SIGMA_RANGE, EstimatorMethod
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
@@ -236,7 +236,7 @@ ESTIMATORS.register(
         PGPE,
         help="zeroth-order estimate from a population of perturbed networks",
         options=Options(
-            Option("sigma", float, "standard deviation of the smoothing", strict=True),
+            Option("sigma", float, "standard deviation of the smoothing", strict=True, search=SIGMA_RANGE),
             Option("population", int, "perturbed networks per step", default=256, least=4, even=True),
             Option("sigma_lr", float, "learning rate of sigma; 0 keeps it", default=SIGMA_LR),
             Option("sigma_min", float, "least sigma (a tenth of the first one)", strict=True),
@@ -246,6 +246,7 @@ ESTIMATORS.register(
         recipe={"sigma": 1e-3, "population": 256},
         needs_gradient=False,
         uses_actors=True,
+        members="population",
         cold_start="PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)",
     ),
 )

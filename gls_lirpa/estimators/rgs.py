@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.checks import number, whole
-from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.errors import GLSError
-from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
+from gls_lirpa.estimators.methods import ESTIMATORS, SIGMA_RANGE, EstimatorMethod
 from gls_lirpa.estimators.pool import Factory, in_blocks
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
@@ -126,7 +126,11 @@ ESTIMATORS.register(
         RGS,
         help="mean gradient of a few perturbed networks",
         options=Options(
-            Option("sigma", float, "standard deviation of the smoothing"),
+            Option(
+                *("sigma", float, "standard deviation of the smoothing"),
+                search=SIGMA_RANGE,
+                search_if={"relative": Range(1e-3, 3e-1, log=True)},
+            ),
             Option("samples", int, "perturbed networks per step", default=2, least=1),
             Option("split", bool, "each part of the batch sees its own perturbation", default=False),
             Option("relative", bool, "sigma in units of each layer's weights", default=False),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.checks import number
-from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.estimators.methods import ESTIMATORS, EstimatorMethod
 from gls_lirpa.estimators.weights import Params
 from gls_lirpa.estimators.worker import Loss
@@ -59,7 +59,9 @@ ESTIMATORS.register(
         "sam",
         SAM,
         help="gradient at the worst nearby point",
-        options=Options(Option("rho", float, "radius of the ascent step", strict=True)),
+        options=Options(
+            Option("rho", float, "radius of the ascent step", strict=True, search=Range(1e-3, 1e-1, log=True))
+        ),
         recipe={"rho": 0.01},
     ),
 )

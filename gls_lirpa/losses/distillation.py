@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.base.boxes import linf_box
-from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.expressive import ALPHA, RADIUS
 from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, robust
@@ -68,13 +68,19 @@ LOSSES.register(
         bounds=True,
         options=Options(
             ALPHA,
-            Option("beta", float, "the teacher's share of the adversarial part", default=0.5, most=1.0),
+            Option(
+                *("beta", float, "the teacher's share of the adversarial part"),
+                default=0.5,
+                most=1.0,
+                search=Range(0.0, 1.0),
+            ),
             Option("temperature", float, "of the teacher's and the student's soft labels", default=1.0, least=1e-3),
             RADIUS,
             STEPS,
         ),
         relaxation="ibp",
         teacher=True,
+        mixes=True,
         help="certified loss, and a robust teacher's soft labels at adversarial points",
     ),
     aliases=("distillation",),

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.base.boxes import linf_box, margin_spec
-from gls_lirpa.base.options import Option, Options, Value
+from gls_lirpa.base.options import Option, Options, Range, Value
 from gls_lirpa.losses.published import Training
 from gls_lirpa.losses.refusal import with_gradient_or_refusal
 from gls_lirpa.losses.terms import LOSSES, STEPS, Loss, LossInput, margin_cross_entropy, robust
@@ -126,7 +126,8 @@ _TRAINING = {
     ("cifar10", 8 / 255): Training(average_from=225),
     ("tinyimagenet", 1 / 255): Training(5e-5, 0.7, average_from=150),
 }
-ALPHA = Option("alpha", float, "weight of the certified part", default=0.5, most=1.0)
+_SHARES = Range(1e-3, 0.9, log=True)
+ALPHA = Option("alpha", float, "weight of the certified part", default=0.5, most=1.0, search=_SHARES)
 RADIUS = Option("radius", float, "radius of the attack in units of eps", default=1.0)
 _OPTIONS = Options(ALPHA, RADIUS, STEPS)
 
@@ -146,6 +147,7 @@ for _name, _mix, _help in (
             help=_help,
             published=_PUBLISHED[_name],
             training=_TRAINING,
+            mixes=True,
         ),
         aliases=(f"{_name}-ibp",),
     )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gls_lirpa.attacks import project
 from gls_lirpa.base.boxes import Bounds, Box
-from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.graph import Node
@@ -117,7 +117,7 @@ def sabr(batch: LossInput, *, lam: float, steps: int, shrinkage: float) -> Tenso
     return with_gradient_or_refusal(batch, loss)
 
 
-LAM = Option("lam", float, "size of the small box in units of eps", default=0.4, most=1.0)
+LAM = Option("lam", float, "size of the small box in units of eps", default=0.4, most=1.0, search=Range(0.05, 0.95))
 SHRINKAGE = Option(
     "shrinkage", float, "share of an unstable ReLU's image that is kept", default=1.0, most=1.0, only_with=("ibp",)
 )

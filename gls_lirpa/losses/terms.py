@@ -76,8 +76,9 @@ class Loss:
     ``bounds``: whether it uses the relaxation, and so needs one with a gradient under backprop.
     ``relaxation``: the one it was published with, for configurations that name none. ``teacher``: whether it
     needs a trained network beside the one it trains. ``balls``: whether it is defined over ℓ2 balls too.
-    ``published``: options of the literature by (dataset, ε), and ``training``: CTBench's beside them. ``help``: what
-    the command line says of it.
+    ``published``: options of the literature by (dataset, ε), and ``training``: CTBench's beside them. ``mixes``:
+    whether an option of its own weighs the worst case against another part, so that a search leaves the natural weight
+    alone. ``help``: what the command line says of it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Loss:
     published: Mapping[Setting, dict[str, Value]] = field(default_factory=dict)
     balls: bool = False
     training: Mapping[Setting, Training] = field(default_factory=dict)
+    mixes: bool = False
 
     def configured(self, options: Mapping[str, Value]) -> Term:
         """The term with its options set, each of them checked."""

@@ -19,7 +19,7 @@ from gls_lirpa.training.runs import dataset_of
 from gls_lirpa.training.schedules import EpsSchedule
 from gls_lirpa.training.trainer import Trainer
 
-PROBED_POPULATION = 4
+PROBED_MEMBERS = 4
 PROBED_STEPS = 3
 SCHEDULE_POINTS = 8
 """Radii of the schedule, evenly over the epochs, whose steps are interpolated."""
@@ -58,7 +58,7 @@ class Probe:
 
 
 def probe(config: TrainConfig, dataset: Dataset | None = None, *, warm: bool = False) -> Probe:
-    """Take a few steps at the run's full radius and at a tiny one, with PGPE's population shortened and its time
+    """Take a few steps at the run's full radius and at a tiny one, with fewer members of a population, the time
     multiplied.
 
     ``dataset``: instead of the run's own; ``warm``: at the weights of ``init_from``, which must be there then.
@@ -68,9 +68,10 @@ def probe(config: TrainConfig, dataset: Dataset | None = None, *, warm: bool = F
     (2, True)
     """
     options, factor = dict(config.estimator_options), 1.0
-    if config.estimator == "pgpe":
-        factor = options.get("population", 256) / PROBED_POPULATION
-        options["population"] = PROBED_POPULATION
+    method = config.estimator_method
+    if method.members is not None:
+        factor = float(options.get(method.members, method.options[method.members].default or 1)) / PROBED_MEMBERS
+        options[method.members] = PROBED_MEMBERS
     start = config.init_from if warm else None
     short = dataclasses.replace(config, estimator_options=options, actors=0, init_from=start)
     trainer = Trainer(short, dataset_of(config) if dataset is None else dataset)

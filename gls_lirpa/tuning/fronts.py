@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gls_lirpa.base.figures import new_figure, save_figure
+from gls_lirpa.base.figures import LOOKS, new_figure, save_figure
 from gls_lirpa.bench.figures import MARKERS
 from gls_lirpa.bench.sections import Entry, Table
 from gls_lirpa.errors import ConfigError
@@ -77,32 +78,66 @@ def fronts_table(fronts: Sequence[MethodFront]) -> Table:
             str(len(found.points)),
             str(found.trials),
             f"{found.epochs:.0f}",
-            f"{found.hours:.1f}",
+            f"{found.hours:.2f}",
         )
         rows.append(tuple(Entry(text) for text in cells))
     header = ("method", "hypervolume", "most certified (nat. / cert.)", "front", "trials", "epochs", "hours")
-    note = f"Hypervolume in squared points above natural {corner[0]:g} and certified {corner[1]:g}; held-out images."
+    seeds = sorted({len(final.points) for found in fronts for final in found.finals})
+    note = (
+        f"Hypervolume in squared points above natural {corner[0]:g} and certified {corner[1]:g}; held-out images, "
+        f"means over {' or '.join(map(str, seeds))} seeds. Epochs: the most that the budget allows."
+    )
     if len({(found.trials, found.epochs) for found in fronts}) > 1:
         note += " The budgets differ: not a fair comparison."
     return Table("fronts", header, tuple(rows), note=note)
 
 
 def draw_fronts(fronts: Sequence[MethodFront], file: Path) -> None:
-    """Finalists as markers, fronts as steps."""
+    """Finalists with whiskers over seeds, filled where none dominates them, and what each front dominates.
+
+    One method's finalists carry the numbers of their trials.
+    """
     figure = new_figure(7, 4.6)
     axes = figure.subplots()
     for index, found in enumerate(fronts):
-        shade = str(0.75 * index / max(len(fronts), 2))
-        marker = MARKERS[index % len(MARKERS)]
-        points = found.points
-        axes.step([p[0] for p in points], [p[1] for p in points], where="pre", color=shade, linewidth=1)
-        means = [final.mean for final in found.finals]
-        axes.plot([p[0] for p in means], [p[1] for p in means], marker, color=shade, label=found.method, markersize=7)
+        look = {"color": LOOKS[index % len(LOOKS)][0], "marker": MARKERS[index % len(MARKERS)]}
+        best = {final.trial for final in found.best}
+        for final in found.finals:
+            _draw_final(axes, final, fill=final.trial in best, label=found.method, number=len(fronts) == 1, **look)
+    left, low = axes.get_xlim()[0], axes.get_ylim()[0]
+    for index, found in enumerate(fronts):
+        x, y = zip(*found.points, strict=True)
+        colour, line, _ = LOOKS[index % len(LOOKS)]
+        axes.step((left, *x, x[-1]), (y[0], *y, low), where="pre", color=colour, linestyle=line, linewidth=1)
+    axes.set_xlim(left=left)
+    axes.set_ylim(bottom=low)
     axes.set_xlabel("natural accuracy on held-out images [%]")
     axes.set_ylabel("certified accuracy on held-out images [%]")
+    axes.set_title("means and standard deviations over seeds; hollow: dominated by another of the method", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     save_figure(figure, file)
+
+
+def _draw_final(axes: Any, final: Final, *, color: str, marker: str, fill: bool, label: str, number: bool) -> None:
+    (x, y), (wide, high) = final.mean, (_deviation(part) for part in zip(*final.points, strict=True))
+    known = axes.get_legend_handles_labels()[1]
+    axes.errorbar(
+        x,
+        y,
+        xerr=wide,
+        yerr=high,
+        fmt=marker,
+        markersize=7,
+        color=color,
+        markerfacecolor=color if fill else "white",
+        ecolor="0.65",
+        elinewidth=0.8,
+        capsize=2,
+        label=None if label in known else label,
+    )
+    if number:
+        axes.annotate(f"{final.trial}", (x, y), xytext=(6, 6), textcoords="offset points", fontsize=8)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,17 +23,19 @@ def tune_job(
     *,
     plan: Plan,
     options: dict[str, Any],
+    config_file: Path | None = None,
     epochs: int | None = None,
     out: Path | None = None,
     workers: int | None = None,
 ) -> Path:
     """Run or continue a study; returns its folder.
 
-    ``epochs``: those of the last rung; the recipe's schedule is scaled to them.
+    ``plan``: the budget; ``options`` and ``config_file``: of all runs, as for training. ``epochs``: those of the last
+    rung, at most; the recipe's schedule is scaled to them. ``workers``: runs at a time. The same call continues a study.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"expected workers >= 1, got {workers}")
-    config = make_config(options)
+    config = make_config(options, config_file)
     if epochs is not None and epochs < 1:
         raise ConfigError(f"expected epochs >= 1, got {epochs}")
     config = config if epochs is None else scaled(config, epochs / config.epochs)
@@ -43,9 +45,11 @@ def tune_job(
     console = Console(stderr=True)
     sizes = " → ".join(map(str, plan.sizes()))
     console.print(
-        f"{config.method}: {sizes} configurations, {plan.epochs(config.epochs):.0f} epochs in all; {folder}",
+        f"{config.method}: {sizes} configurations, at most {plan.epochs(config.epochs):.0f} epochs in all; {folder}",
         highlight=False,
     )
+    if study.evaluations:
+        console.print(f"continued: {len(study.evaluations)} evaluations are there", highlight=False)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "study.lock").open("a") as lock:
         take_lock(lock, busy=f"another process is running the study in {str(folder)!r}")

@@ -24,7 +24,8 @@ class Proposer:
         self._optuna: Any = optuna
         self._seed = seed
         self._space = {
-            d.name: optuna.distributions.FloatDistribution(d.low, d.high, log=d.log) for d in space_of(config)
+            d.name: optuna.distributions.FloatDistribution(d.range.low, d.range.high, log=d.range.log)
+            for d in space_of(config)
         }
 
     def propose(

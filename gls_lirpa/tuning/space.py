@@ -1,45 +1,28 @@
-"""What is searched over: each method's own options, as data."""
+"""What is searched over: numbers of the training, and the options of its loss and estimator that have a range."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gls_lirpa.base.options import Options, Range, Value
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A number to choose; ``table`` is the field of the configuration that holds it, where it is an option.
-
-    Logarithmic ranges are for scales, others for shares.
-    """
+    """A number to choose in a ``range``; ``table`` is the field of the configuration that holds it, where it is an
+    option."""
 
     name: str
-    low: float
-    high: float
-    log: bool = False
+    range: Range
     table: str | None = None
 
 
-_COMMON = (Dimension("lr", 5e-4, 2e-2, log=True), Dimension("l1", 1e-7, 1e-4, log=True))
-_NATURAL = Dimension("natural_weight", 0.0, 0.5)
-_ALPHA = Dimension("alpha", 1e-3, 0.9, log=True, table="loss_options")
-_OF_LOSS: dict[str, tuple[Dimension, ...]] = {
-    "mtl": (_ALPHA,),
-    "cc": (_ALPHA,),
-    "exp": (_ALPHA,),
-    "distill": (_ALPHA, Dimension("beta", 0.0, 1.0, table="loss_options")),
-    "sabr": (Dimension("lam", 0.05, 0.95, table="loss_options"), _NATURAL),
-    "staps": (Dimension("lam", 0.05, 0.95, table="loss_options"), _NATURAL),
-}
-_OF_ESTIMATOR: dict[str, tuple[Dimension, ...]] = {
-    "rgs": (Dimension("sigma", 1e-4, 3e-2, log=True, table="estimator_options"),),
-    "pgpe": (Dimension("sigma", 1e-4, 3e-2, log=True, table="estimator_options"),),
-    "sam": (Dimension("rho", 1e-3, 1e-1, log=True, table="estimator_options"),),
-}
-_RELATIVE = Dimension("sigma", 1e-3, 3e-1, log=True, table="estimator_options")
+_COMMON = (Dimension("lr", Range(5e-4, 2e-2, log=True)), Dimension("l1", Range(1e-7, 1e-4, log=True)))
+_NATURAL = Dimension("natural_weight", Range(0.0, 0.5))
 
 
 def space_of(config: TrainConfig) -> tuple[Dimension, ...]:
@@ -49,10 +32,20 @@ def space_of(config: TrainConfig) -> tuple[Dimension, ...]:
     ['lr', 'l1', 'eps_factor', 'alpha', 'sigma']
     """
     # A box wider than the pixel range is the range.
-    factor = Dimension("eps_factor", 1.0, min(2.0, 1.0 / config.eps) if config.eps > 0 else 1.0)
-    of_loss = _OF_LOSS.get(LOSSES.canonical(config.loss), (_NATURAL,))
-    relative = config.estimator == "rgs" and config.estimator_options.get("relative")
-    return (*_COMMON, factor, *of_loss, *((_RELATIVE,) if relative else _OF_ESTIMATOR.get(config.estimator, ())))
+    factor = Dimension("eps_factor", Range(1.0, min(2.0, 1.0 / config.eps) if config.eps > 0 else 1.0))
+    loss = LOSSES.get(config.loss)
+    return (
+        *_COMMON,
+        factor,
+        *_searched(loss.options, config.loss_options, "loss_options"),
+        *(() if loss.mixes else (_NATURAL,)),
+        *_searched(config.estimator_method.options, config.estimator_options, "estimator_options"),
+    )
+
+
+def _searched(options: Options, chosen: Mapping[str, Value], table: str) -> list[Dimension]:
+    found = [(name, option.searched(chosen)) for name, option in options.items()]
+    return [Dimension(name, where, table) for name, where in found if where is not None]
 
 
 def applied(config: TrainConfig, values: dict[str, float]) -> TrainConfig:

@@ -6,13 +6,18 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.base.user_code import load_plugins, loaded_plugins
 from gls_lirpa.errors import ConfigError
+from gls_lirpa.estimators import ESTIMATORS, GRAD, EstimatorMethod
+from gls_lirpa.training.config import TrainConfig
+from gls_lirpa.training.dry_run import PROBED_MEMBERS, probe
+from gls_lirpa.tuning.space import Dimension, space_of
 
 PLUGIN = """
 import torch.nn.functional as F
@@ -142,6 +147,24 @@ def test_a_plugin_that_cannot_be_used_is_one_line(tmp_path: Path, text: str | No
         load_plugins([file])
     assert "\n" not in str(caught.value)
     assert str(file) not in loaded_plugins()
+
+
+def test_speed_is_probed_with_few_members_and_ranges_are_searched_whatever_they_are_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[float] = []
+
+    class Crowd(GRAD):
+        def __init__(self, loss: Any, model: Any, *, heads: float) -> None:
+            super().__init__(loss, model)
+            seen.append(heads)
+
+    heads = Option("heads", int, "", default=50, search=Range(2, 90))
+    method = EstimatorMethod("crowd", Crowd, options=Options(heads), members="heads")
+    monkeypatch.setitem(ESTIMATORS._items, "crowd", method)
+    small = TrainConfig(net="cnn3-tiny", relaxation="ibp", estimator="crowd", limit=50, batch_size=25)
+    assert probe(small).step_seconds > 0 and seen == [PROBED_MEMBERS]
+    assert space_of(small)[-1] == Dimension("heads", Range(2, 90), "estimator_options")
 
 
 def test_followers_hear_of_what_is_registered_before_and_after() -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from gls_lirpa.errors import CheckpointError, ConfigError
+from gls_lirpa.estimators import ESTIMATORS
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.tuning.fronts import MethodFront, fronts_table, read_front
@@ -57,17 +58,17 @@ def test_ranks_go_front_by_front() -> None:
 
 def test_every_loss_and_estimator_has_a_space_whose_values_fit() -> None:
     for loss in LOSSES:
-        for estimator in ("grad", "rgs", "sam", "pgpe"):
+        for estimator in ESTIMATORS:
             teacher = "run" if LOSSES.get(loss).teacher else None
             config = TrainConfig(loss=loss, relaxation="ibp", estimator=estimator, eps=0.7, teacher=teacher)
             space = space_of(config)
             assert len({d.name for d in space}) == len(space)
             for end in ("low", "high"):
-                chosen = applied(config, {d.name: getattr(d, end) for d in space})
-                assert chosen.lr == getattr(space[0], end)
+                chosen = applied(config, {d.name: getattr(d.range, end) for d in space})
+                assert chosen.lr == getattr(space[0].range, end)
                 assert chosen.trained_eps <= 1.0
     relative = TrainConfig(estimator="rgs", estimator_options={"relative": True})
-    assert space_of(relative)[-1].high > space_of(TrainConfig(estimator="rgs"))[-1].high
+    assert space_of(relative)[-1].range.high > space_of(TrainConfig(estimator="rgs"))[-1].range.high
 
 
 def test_plan() -> None:
