@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -159,8 +159,8 @@ class SplitBounds:
         coefficients[:, :before].addmm_(through, self._weights[number])
         return value
 
-    def over_first_layer(self, batch: Domains) -> tuple[Tensor, Tensor]:
-        """The batch as linear functions of [t; v₁]: weights (b, inputs + first layer) and constants.
+    def over_first_layer(self, batch: Domains) -> SplitForm:
+        """The batch as linear functions of [t; v₁], the rows of a form of the first layer alone.
 
         Neurons of the first layer that are split have become linear functions of t, with their β.
         """
@@ -172,4 +172,5 @@ class SplitBounds:
         lam, signs = coefficients[:, inputs : inputs + span.stop], lines.signs[:, span]
         through = signs.clamp(min=0) * lam - signs * lines.beta[:, span]
         head = torch.addmm(coefficients[:, :inputs], through, self._weights[0])
-        return torch.cat([head, lam * lines.unsplit[:, span]], 1), value + through @ self._offsets[0]
+        rows, offset = torch.cat([head, lam * lines.unsplit[:, span]], 1), value + through @ self._offsets[0]
+        return replace(self.form, layers=self.form.layers[:1], weight=rows, offset=offset)

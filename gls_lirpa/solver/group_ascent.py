@@ -13,7 +13,7 @@ from gls_lirpa.solver.ascent import Evaluated, Variable, ascend
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.domains import Domains
 from gls_lirpa.solver.envelopes import Envelopes, Slopes
-from gls_lirpa.solver.form import UnstableLayer
+from gls_lirpa.solver.form import SplitForm
 from gls_lirpa.solver.groups import LARGEST, MOST_WORK, Groups
 from gls_lirpa.solver.settings import SolverSettings
 from gls_lirpa.solver.subsets import Bucket
@@ -40,35 +40,37 @@ class Ascended:
 
 
 def ascend_groups(
-    layer: UnstableLayer,
+    form: SplitForm,
     groups: Groups,
-    weight: Tensor,
-    offset: Tensor,
     *,
     iterations: int,
     start: tuple[Tensor, Slopes] | None = None,
     deadline: float = math.inf,
 ) -> Ascended | None:
-    """Lower bounds of the rows ``weight`` · [t; v] + ``offset`` over one layer.
+    """Lower bounds of the rows of a ``form`` of one layer.
 
     ``start``: α and slopes of similar rows, to begin with in smaller steps; else those of the triangles.
     None where the groups are too large to go through their subsets.
 
     >>> a, one = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), torch.ones(2).double()
+    >>> from gls_lirpa.solver.form import UnstableLayer
     >>> layer = UnstableLayer("z", torch.arange(2), a, 0 * one, -2 * one, 2 * one)
     >>> row = torch.tensor([[0.0, 0.0, -1.0, -1.0]]).double()  # −max(s + t, 0) − max(s − t, 0), at least −2
-    >>> round(ascend_groups(layer, Groups.of(layer), row, 0 * one[:1], iterations=100).value.item(), 2)
+    >>> form = SplitForm(0 * one, one, torch.arange(2), (layer,), row, 0 * one[:1])
+    >>> round(ascend_groups(form, Groups.of(layer), iterations=100).value.item(), 2)
     -2.0
     """
-    rows, inputs = weight.shape[0], layer.weight.shape[1]
+    (layer,) = form.layers
+    rows, inputs = len(form.offset), form.inputs
     if rows * groups.weight.numel() > LARGEST:
         return None
     first = groups.triangle.expand(rows, -1, -1) if start is None else start[1].of_neurons(groups)
-    omega = (-weight[:, inputs:]).clamp(min=0)
-    buckets = groups.buckets(omega > 0, first, torch.arange(rows, device=weight.device))
+    omega = (-form.weight[:, inputs:]).clamp(min=0)
+    numbers = torch.arange(rows, device=omega.device)
+    buckets = groups.buckets(omega > 0, first, numbers)
     if sum(bucket.values for bucket in buckets) > MOST_WORK:
         return None
-    weight, offset = _without_others(layer, buckets, weight, offset)
+    weight, offset = _without_others(form, buckets)
     weights = [omega[bucket.rows.unsqueeze(1), bucket.members] for bucket in buckets]
     sums = [bucket.to(torch.float32).sums(own.float()) for bucket, own in zip(buckets, weights, strict=True)]
     places = [
@@ -117,7 +119,10 @@ def ascend_groups(
     slope, used = offset.new_zeros(rows, *groups.index.shape), torch.zeros_like(omega)
     for bucket, own, c in zip(buckets, weights, best.variables[1:], strict=True):
         slope[bucket.at], used[bucket.rows.unsqueeze(1), bucket.members] = c.double(), own
-    return _exact(layer, groups, weight, offset, best.variables[0].double(), Slopes(used, slope))
+    alpha, made = best.variables[0].double(), Slopes(used, slope)
+    exact = SplitBounds(form, dtype=torch.float64).with_relaxation(Envelopes(groups, made.of_neurons(groups)))
+    domains = replace(Domains.roots(form, numbers, torch.float64), alpha=alpha)
+    return Ascended(exact.evaluate(domains, primal=False).value, alpha, made)
 
 
 def slopes_for(
@@ -135,8 +140,8 @@ def slopes_for(
     ``start``: slopes of each domain's parent, to begin with; None: those of the triangles. None where groups are too
     large for so many domains.
     """
-    layer = bounds.form.layers[0]
-    weight, constant = bounds.over_first_layer(batch)
+    rows = bounds.over_first_layer(batch)
+    neurons = rows.neurons
     given = next((slopes for slopes in start if slopes is not None), None)
     begin, iterations = None, settings.group_iterations
     if given is not None:
@@ -144,12 +149,12 @@ def slopes_for(
         none = Slopes(torch.zeros_like(given.omega), torch.zeros_like(given.slope))
         own = [none if slopes is None else slopes for slopes in start]
         stacked = Slopes(torch.stack([s.omega for s in own]), torch.stack([s.slope for s in own]))
-        begin, iterations = (batch.alpha[:, : len(layer)], stacked), settings.renewal_iterations
-    found = ascend_groups(layer, groups, weight, constant, iterations=iterations, start=begin, deadline=deadline)
+        begin, iterations = (batch.alpha[:, :neurons], stacked), settings.renewal_iterations
+    found = ascend_groups(rows, groups, iterations=iterations, start=begin, deadline=deadline)
     if found is None:
         return None
     alpha = batch.alpha.clone()
-    alpha[:, : len(layer)] = found.alpha.to(alpha)
+    alpha[:, :neurons] = found.alpha.to(alpha)
     numbered = replace(batch, slopes=torch.arange(len(batch), device=batch.rows.device), alpha=alpha)
     # Copies: a view would keep the slopes of the whole batch in memory.
     pairs = zip(found.slopes.omega.float(), found.slopes.slope.float(), strict=True)
@@ -157,30 +162,13 @@ def slopes_for(
     return Envelopes(groups, found.slopes.of_neurons(groups)), kept, numbered
 
 
-def _without_others(
-    layer: UnstableLayer, buckets: list[Bucket], weight: Tensor, offset: Tensor
-) -> tuple[Tensor, Tensor]:
+def _without_others(form: SplitForm, buckets: list[Bucket]) -> tuple[Tensor, Tensor]:
     """The rows with neurons of λ < 0 that are in no bucket replaced by their triangles, v ≤ u (z − l) / (u − l)."""
-    inputs = layer.weight.shape[1]
-    other = weight[:, inputs:] < 0
+    layer, inputs = form.layers[0], form.inputs
+    head, lam = form.weight[:, :inputs], form.weight[:, inputs:]
+    other = lam < 0
     for bucket in buckets:
         other[bucket.rows.unsqueeze(1), bucket.members] = False
-    through = weight[:, inputs:] * other * (layer.upper / (layer.upper - layer.lower))
-    head = weight[:, :inputs] + through @ layer.weight
-    return torch.cat([head, weight[:, inputs:] * ~other], 1), offset + through @ (layer.offset - layer.lower)
-
-
-def _exact(
-    layer: UnstableLayer, groups: Groups, weight: Tensor, offset: Tensor, alpha: Tensor, slopes: Slopes
-) -> Ascended:
-    """The bounds of these α and slopes in float64."""
-    inputs = layer.weight.shape[1]
-    bounded = weight[:, inputs:].clamp(min=0) * alpha
-    value = offset + bounded @ layer.offset
-    linear = weight[:, :inputs] + bounded @ layer.weight
-    omega = (-weight[:, inputs:]).clamp(min=0)
-    envelopes = Envelopes(groups, slopes.of_neurons(groups))
-    terms = envelopes.terms(omega, torch.arange(len(weight), device=weight.device))
-    envelopes.subtract_slopes(linear, terms)
-    value = value - terms.level.sum(1)
-    return Ascended(value - linear.abs().sum(1), alpha, slopes)
+    through = lam * other * form.upper_slope
+    offset = form.offset + through @ (layer.offset - layer.lower)
+    return torch.cat([head + through @ layer.weight, lam * ~other], 1), offset

@@ -57,15 +57,13 @@ def _slope_bounds(form: SplitForm, number: int, *, iterations: int, deadline: fl
 
 def _group_bounds(form: SplitForm, *, iterations: int, deadline: float) -> tuple[Tensor, Tensor]:
     """Bounds of the second layer's neurons from groups of the first; infinite where groups are too large."""
-    weight, offset = form.layers[1].both_sides()
+    below = form.below(1)
     groups = Groups.of(form.layers[0])
     values = []
-    for part in torch.arange(len(offset), device=offset.device).split(_ROWS_AT_ONCE):
-        found = None
+    for part in torch.arange(len(below.offset), device=below.offset.device).split(_ROWS_AT_ONCE):
+        rows, found = below.of_rows(part), None
         if groups is not None:
-            found = ascend_groups(
-                form.layers[0], groups, weight[part], offset[part], iterations=iterations, deadline=deadline
-            )
-        values.append(torch.full_like(offset[part], -torch.inf) if found is None else found.value)
+            found = ascend_groups(rows, groups, iterations=iterations, deadline=deadline)
+        values.append(torch.full_like(rows.offset, -torch.inf) if found is None else found.value)
     lower, upper = torch.cat(values).chunk(2)
     return lower, -upper

@@ -139,8 +139,8 @@ class Tree:
         form, plain, exact = self._form, self._plain, self._proving
         assert isinstance(form, SplitForm) and isinstance(plain, SplitBounds) and isinstance(exact, SplitBounds)
         if self._groups is None:
-            weight, _ = exact.over_first_layer(batch[:1])
-            self._groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
+            (row,) = exact.over_first_layer(batch[:1]).weight
+            self._groups = Groups.of(form.layers[0], (-row[form.inputs :]).clamp(min=0))
         found = None
         if self._groups is not None:
             found = slopes_for(

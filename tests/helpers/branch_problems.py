@@ -107,7 +107,7 @@ def root_envelopes(form: SplitForm, facets: Facets | None, *, iterations: int) -
     bounds = SplitBounds(form, facets=facets, dtype=torch.float64)
     start = Domains.roots(form, torch.arange(len(form.offset)), torch.float64)
     root, _ = optimise(bounds, start, iterations=50, target=torch.inf)
-    weight, _ = bounds.over_first_layer(root)
+    weight = bounds.over_first_layer(root).weight
     groups = Groups.of(form.layers[0], (-weight[0, form.inputs :]).clamp(min=0))
     settings = SolverSettings(group_iterations=iterations)
     found = None if groups is None else slopes_for(bounds, root, groups, settings=settings)

@@ -109,7 +109,7 @@ def test_buckets_of_another_pass_give_sound_bounds(kind: str, most: int, monkeyp
         bounds, batch = plain.with_relaxation(found[0]), found[2]
         _, terms = bounds.with_terms(batch)
         assert terms is not None
-        weight, _ = plain.over_first_layer(batch)
+        weight = plain.over_first_layer(batch).weight
         outside += int((terms.omega == 0)[weight[:, form.inputs :] < 0].sum())
         exact = torch.tensor([minimise(form, int(r)).bound for r in batch.rows]).double()
         other = replace(batch, alpha=1 - batch.alpha)
@@ -155,12 +155,12 @@ def test_over_the_first_layer_a_subproblem_stays_below_its_row(kind: str) -> Non
         z = _pre_activations(form, t)
         signs = torch.where(batch.signs != 0, z.sign(), 0).to(torch.int8)
         batch = replace(batch, signs=signs)
-        weight, constant = bounds.over_first_layer(batch)
+        over = bounds.over_first_layer(batch)
         first = len(form.layers[0])
         known = torch.cat([t, z[:, :first].clamp(min=0)], 1)
         values = form.evaluate(t)[torch.arange(60), batch.rows]
-        assert ((weight * known).sum(1) + constant <= values + 1e-9).all()
-        assert not weight[:, form.inputs :][signs[:, :first] != 0].any()
+        assert ((over.weight * known).sum(1) + over.offset <= values + 1e-9).all()
+        assert not over.weight[:, form.inputs :][signs[:, :first] != 0].any()
         signs_seen |= set(signs[:, :first].flatten().tolist())
     assert signs_seen == {-1, 0, 1}
 
@@ -179,7 +179,7 @@ def _one_hidden_layer(seed: int, *, sign: float | None) -> SplitForm:
 def _ascended(form: SplitForm, *, iterations: int) -> Ascended | None:
     groups = Groups.of(form.layers[0])
     assert groups is not None
-    return ascend_groups(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
+    return ascend_groups(form, groups, iterations=iterations)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -202,7 +202,7 @@ def test_bounds_of_rows_are_sound(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     for most in (8, 2):  # of which the second leaves neurons to their triangles
         monkeypatch.setattr(groups_module, "AT_ONCE", most)
         for iterations in (1, 5, 60):
-            found = ascend_groups(form.layers[0], groups, form.weight, form.offset, iterations=iterations)
+            found = ascend_groups(form, groups, iterations=iterations)
             assert found is not None and (found.value <= exact + 1e-6).all()
 
 
@@ -232,8 +232,7 @@ def test_groups_with_too_many_subsets_are_left_alone(monkeypatch: pytest.MonkeyP
     groups = Groups.of(form.layers[0])
     assert groups is not None
     monkeypatch.setattr(group_ascent, "LARGEST", 10)
-    rows = form.layers[1].both_sides()
-    assert ascend_groups(form.layers[0], groups, *rows, iterations=3) is None
+    assert ascend_groups(form.below(1), groups, iterations=3) is None
     plain, tight = tightened(form, iterations=10), tightened(form, iterations=10, group_iterations=5)
     assert torch.equal(plain.lower, tight.lower) and torch.equal(plain.upper, tight.upper)
     monkeypatch.setattr(groups_module, "LARGEST", 10)
@@ -253,15 +252,16 @@ def test_slopes_of_similar_rows_are_a_better_start(kind: str) -> None:
         bounds = SplitBounds(form, dtype=torch.float64)
         roots = Domains.roots(form, torch.arange(len(exact)), torch.float64)
         batch, _ = optimise(bounds, roots, iterations=30, target=torch.inf)
-        weight, offset = bounds.over_first_layer(batch)
-        like = weight * (1 + 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)).double())
-        before = ascend_groups(first, groups, like, offset, iterations=100)
+        rows = bounds.over_first_layer(batch)
+        noise = torch.randn(rows.weight.shape, generator=torch.Generator().manual_seed(seed)).double()
+        like = replace(rows, weight=rows.weight * (1 + 0.02 * noise))
+        before = ascend_groups(like, groups, iterations=100)
         assert before is not None
         omega, g = before.slopes.omega, before.slopes.of_neurons(groups)
         total = torch.zeros_like(before.slopes.slope).index_add_(1, groups.group, omega.unsqueeze(2) * g)
         torch.testing.assert_close(total, before.slopes.slope * (total != 0), atol=1e-9, rtol=0)
         start = before.alpha, before.slopes
-        warm, cold = (ascend_groups(first, groups, weight, offset, iterations=6, start=s) for s in (start, None))
+        warm, cold = (ascend_groups(rows, groups, iterations=6, start=s) for s in (start, None))
         assert warm is not None and cold is not None
         assert (warm.value <= exact + 1e-6).all()
         gained += float((warm.value - cold.value).sum())
