@@ -22,7 +22,9 @@ from .options import Assignment, MethodCommand, Radius, plugin_option
 @click.option("--split", is_flag=True, default=None, help="Each part of the batch sees its own perturbation (rgs).")
 @click.option("--teacher", help="The network that --loss distill learns from.")
 @click.option("--set", "assignments", type=Assignment(), multiple=True, help="A fixed loss option, e.g. steps=1.")
-@click.option("--epochs", type=int, help="Epochs of the last rung (default: the tuned recipe's).")
+@click.option("--config", type=click.Path(path_type=Path), help="JSON or TOML file with other fields of all runs.")
+@click.option("--init-from", help="All runs start from these weights: a run folder, a weight file or zoo:NAME.")
+@click.option("--epochs", type=int, help="Epochs of the last rung, at most (default: the tuned recipe's).")
 @click.option("--limit", type=int, help="Use only the first samples of the data.")
 @click.option("--val-fraction", type=float, help="Share of the training set held out, on which all is judged.")
 @click.option("--trials", type=int, default=27, show_default=True, help="Configurations of the first rung.")
@@ -35,8 +37,10 @@ from .options import Assignment, MethodCommand, Radius, plugin_option
 @click.option("--workers", type=int, help="Runs at a time, on Ray (default: one per core).")
 @click.option("--out", type=click.Path(path_type=Path), help="Study folder (default: tune/<setting and method>).")
 @plugin_option
-def tune(out: Path | None, workers: int | None, epochs: int | None, seed: int, **options: Any) -> None:
-    """Search over the method's own space: lr, L1, eps factor, and what its loss and estimator have.
+def tune(
+    out: Path | None, workers: int | None, epochs: int | None, seed: int, config: Path | None, **options: Any
+) -> None:
+    """Search over the method's own space: lr, L1, epochs, eps factor, and what its loss and estimator have.
 
     Judged on held-out training images alone. Give every method the same --trials, --rungs and --epochs, and
     compare them with `glscert bench fronts --study A --study B`. Calling the same command again resumes.
@@ -45,4 +49,11 @@ def tune(out: Path | None, workers: int | None, epochs: int | None, seed: int, *
     from gls_lirpa.tuning.study import Plan
 
     plan = {name: options.pop(name) for name in ("trials", "rungs", "finalists", "seeds", "samples", "timeout")}
-    tune_job(plan=Plan(**plan, seed=seed), options={**options, "seed": seed}, epochs=epochs, out=out, workers=workers)
+    tune_job(
+        plan=Plan(**plan, seed=seed),
+        options={**options, "seed": seed},
+        config_file=config,
+        epochs=epochs,
+        out=out,
+        workers=workers,
+    )

@@ -16,11 +16,13 @@ Value = bool | int | float
 
 @dataclass(frozen=True)
 class Range:
-    """Where a search looks for a number, from ``low`` to ``high``; ``log``: for scales, others are for shares."""
+    """Where a search looks for a number, from ``low`` to ``high``; ``log``: for scales, ``whole``: for counts, others
+    are for shares."""
 
     low: float
     high: float
     log: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gls_lirpa.base.figures import LOOKS, new_figure, save_figure
-from gls_lirpa.bench.figures import MARKERS
+from gls_lirpa.base.figures import LOOKS, MARKERS, new_figure, save_figure
 from gls_lirpa.bench.sections import Entry, Table
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.tuning.pareto import Point, front, hypervolume

@@ -31,7 +31,7 @@ def tune_job(
     """Run or continue a study; returns its folder.
 
     ``plan``: the budget; ``options`` and ``config_file``: of all runs, as for training. ``epochs``: those of the last
-    rung, at most; the recipe's schedule is scaled to them. ``workers``: runs at a time. The same call continues a study.
+    rung, at most; the recipe's schedule is scaled to them. ``workers``: runs at a time. The same call continues.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"expected workers >= 1, got {workers}")

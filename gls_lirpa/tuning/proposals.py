@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gls_lirpa.base.extras import install_command
+from gls_lirpa.base.options import Range
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.tuning.pareto import Point
@@ -23,10 +24,13 @@ class Proposer:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna: Any = optuna
         self._seed = seed
-        self._space = {
-            d.name: optuna.distributions.FloatDistribution(d.range.low, d.range.high, log=d.range.log)
-            for d in space_of(config)
-        }
+        self._space = {dimension.name: self._distribution(dimension.range) for dimension in space_of(config)}
+
+    def _distribution(self, where: Range) -> Any:
+        kinds = self._optuna.distributions
+        if where.whole:
+            return kinds.IntDistribution(int(where.low), int(where.high))
+        return kinds.FloatDistribution(where.low, where.high, log=where.log)
 
     def propose(
         self, known: Sequence[tuple[dict[str, float], Point]], count: int, *, done: int

@@ -24,7 +24,7 @@ from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.progress import SuiteProgress
 from gls_lirpa.bench.schedule import perform_all
-from gls_lirpa.bench.suite import Cell, PlannedRun, scaled
+from gls_lirpa.bench.suite import Cell, PlannedRun
 from gls_lirpa.errors import CheckpointError, ConfigError
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.tuning.pareto import Point, front, ranked
@@ -72,7 +72,7 @@ class Plan:
         return float(ETA ** (rung - self.rungs + 1))
 
     def epochs(self, full: int) -> float:
-        """Epochs of training in all, with as many finalists as are allowed."""
+        """Epochs of training at most: as many finalists as are allowed, each trained for all epochs of the budget."""
         last = min(self.finalists, self.sizes()[-1]) * (self.seeds - 1)
         return full * (sum(n * self.share(rung) for rung, n in enumerate(self.sizes())) + last)
 
@@ -209,11 +209,9 @@ class Study:
         self._write()
 
     def _planned(self, trial: int, rung: int, seed: int) -> PlannedRun:
-        config = applied(self.config, self._proposed[trial]).replaced({"seed": seed})
+        config = applied(self.config, self._proposed[trial], share=self.plan.share(rung)).replaced({"seed": seed})
         cell = Cell("", f"t{trial:03d}", f"r{rung}", {})
-        return PlannedRun(
-            cell, seed, scaled(config, self.plan.share(rung)), None, self.plan.samples, self.plan.timeout, split="val"
-        )
+        return PlannedRun(cell, seed, config, None, self.plan.samples, self.plan.timeout, split="val")
 
     def _evaluation(self, key: tuple[int, int, int], outcome: Outcome) -> Evaluation:
         seconds = (outcome.train_seconds or 0.0) + (outcome.certify_seconds or 0.0)
