@@ -20,13 +20,13 @@ from random import Random
 import torch
 from torch import nn
 
-from gls_lirpa.doctor.operator_cases import ALL, CASES, Layer, Shape
+from gls_lirpa.doctor.operator_cases import CASES, Layer, Shape, every
 from gls_lirpa.doctor.selftest import Comparison, check_network, one_thread
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import EngineError
 from gls_lirpa.relaxations import RELAXATIONS
 
-DEEP = [name for name, case in CASES.items() if case.bounded == ALL and case.image]
+DEEP = [name for name, case in CASES.items() if case.accepted is every and case.image]
 """Operations that may be put behind one another on images."""
 
 SAMPLES = 64

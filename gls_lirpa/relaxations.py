@@ -19,7 +19,7 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.relaxation import ByRows, Relaxation
 from gls_lirpa.errors import ConfigError
 
-__all__ = ["RELAXATIONS", "Relaxation", "ball_relaxations", "get_relaxation"]
+__all__ = ["RELAXATIONS", "Relaxation", "ball_relaxations", "drawn_relaxations", "get_relaxation"]
 
 
 def _relaxed(engine: BoundEngine, box: Box, spec: Tensor, statistics: Statistics, *, method: str) -> Bounds:
@@ -50,7 +50,15 @@ def _register(relaxation: Relaxation, *aliases: str) -> None:
 # The engine cuts a batch into chunks that fit its memory budget. A stage's batch is as small as still fills a chunk
 # on a cnn3, so that verdicts appear early.
 _register(
-    Relaxation("ibp", partial(_RELAXED, method="IBP"), light=True, balls=True, batch=256, help="interval arithmetic"),
+    Relaxation(
+        "ibp",
+        partial(_RELAXED, method="IBP"),
+        light=True,
+        balls=True,
+        curved=True,
+        batch=256,
+        help="interval arithmetic",
+    ),
     *("box", "interval"),
 )
 _register(Relaxation("hbox", _hbox, help="hybrid zonotopes"), "hybrid-box")
@@ -59,6 +67,7 @@ _register(
         "crown-ibp",
         partial(_RELAXED, method="CROWN-IBP"),
         balls=True,
+        curved=True,
         batch=64,
         help="CROWN over interval bounds",
     ),
@@ -68,12 +77,20 @@ _register(
         "crown",
         partial(_RELAXED, method="CROWN"),
         balls=True,
+        curved=True,
         help="CROWN, intersected with intervals at every layer",
     ),
     "deeppoly",
 )
 _register(
-    Relaxation("crown-plain", partial(_lirpa, method="CROWN"), balls=True, help="CROWN as auto_LiRPA computes it")
+    Relaxation(
+        "crown-plain",
+        partial(_lirpa, method="CROWN"),
+        balls=True,
+        curved=True,
+        drawn=False,
+        help="CROWN as auto_LiRPA computes it",
+    )
 )
 _register(
     Relaxation(
@@ -96,9 +113,20 @@ _register(
         help="CROWN with slopes after one sign step",
         refines="crown",
         fallback="crown",
+        drawn=False,
     ),
     "α-crown-step",
 )
+
+
+def drawn_relaxations(*, differentiable: bool = False) -> list[str]:
+    """The names of those that pictures show; ``differentiable``: of those alone that networks are trained with.
+
+    >>> drawn_relaxations(), drawn_relaxations(differentiable=True)
+    (['ibp', 'hbox', 'crown-ibp', 'crown', 'alpha-crown'], ['ibp', 'hbox', 'crown-ibp', 'crown'])
+    """
+    every = [RELAXATIONS.get(name) for name in RELAXATIONS]
+    return [each.name for each in every if each.drawn and (each.differentiable or not differentiable)]
 
 
 def ball_relaxations() -> list[str]:

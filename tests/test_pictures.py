@@ -231,6 +231,15 @@ def test_fronts_of_a_suite(drawn: Callable[..., Any]) -> None:
     assert segment[:, 1] == pytest.approx([90 - math.sqrt(2), 90 + math.sqrt(2)])
 
 
+def test_every_cell_of_a_larger_suite_is_drawn_in_a_look_of_its_own(drawn: Callable[..., Any]) -> None:
+    rows, columns = [f"row {i}" for i in range(6)], [f"column {i}" for i in range(5)]
+    done = [Outcome("", "", r, c, 0, "done", natural=90.0, certified=80.0) for r in rows for c in columns]
+    (axes,) = drawn(suites.draw_fronts, done, rows=rows, columns=columns).axes
+    assert len({(c[0].get_marker(), c[0].get_markerfacecolor()) for c in axes.containers}) == len(done)
+    (axes,) = drawn(suites.draw_bars, done, rows=rows, columns=columns).axes
+    assert len(axes.patches) == len(done) and len({bar.get_facecolor() for bar in axes.patches}) == len(rows)
+
+
 def test_bars_of_a_suite(drawn: Callable[..., Any]) -> None:
     rows, columns = ("ibp", "crown"), ("grad", "rgs")
     (axes,) = drawn(suites.draw_bars, outcomes(), rows=rows, columns=columns).axes

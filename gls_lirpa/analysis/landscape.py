@@ -17,12 +17,11 @@ from gls_lirpa.analysis.scores import Floats, Scores, smoothness_scores
 from gls_lirpa.errors import ConfigError, NumericalError
 from gls_lirpa.estimators.weights import Surroundings, Weights
 from gls_lirpa.losses.certified import CertifiedLoss
-from gls_lirpa.relaxations import Relaxation, get_relaxation
+from gls_lirpa.relaxations import Relaxation, drawn_relaxations, get_relaxation
 
 Progress = Callable[[int, int], None]
 """Called with (evaluations done, evaluations in all)."""
 
-RELAXATION_NAMES = ("ibp", "hbox", "crown-ibp", "crown")
 SIGMAS = (0.0, 1e-6, 5e-5, 5e-4)
 
 
@@ -103,7 +102,7 @@ def loss_landscape(
     y: Tensor,
     *,
     eps: float,
-    relaxations: Sequence[str | Relaxation] = RELAXATION_NAMES,
+    relaxations: Sequence[str | Relaxation] | None = None,
     sigmas: Sequence[float] = SIGMAS,
     samples: int = 128,
     step: float = 1 / 50,
@@ -112,7 +111,7 @@ def loss_landscape(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Landscape:
-    """L(θ − t·lr·g) and its Gaussian smoothing for every relaxation, at multiples t of ``step``.
+    """L(θ − t·lr·g) and its Gaussian smoothing for every one of the ``relaxations``, at multiples t of ``step``.
 
     g is the gradient of the CROWN robust loss of the batch ``x``, ``y`` at radius ``eps`` and at the weights θ of
     ``model``, so that t = 1 is one step of plain gradient descent with learning rate ``lr``. ``steps`` is the number of
@@ -134,7 +133,8 @@ def loss_landscape(
     """
     behind, ahead = _sides(steps)
     _check(sigmas, samples=samples, step=step, lr=lr)
-    chosen = [get_relaxation(relaxation) for relaxation in relaxations]
+    named = drawn_relaxations(differentiable=True) if relaxations is None else relaxations
+    chosen = [get_relaxation(relaxation) for relaxation in named]
     losses = [CertifiedLoss(model, relaxation, eps=eps) for relaxation in chosen]
     positions = [step * k for k in range(-behind, ahead + 1)]
     with borrowed_weights(model) as (weights, theta, scene):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.analysis.landscape import Progress, borrowed_weights, crown_gradient
 from gls_lirpa.analysis.plain import numbers, to_plain
-from gls_lirpa.base.figures import new_figure, save_figure
+from gls_lirpa.base.figures import new_figure, save_figure, shade
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.certified import CertifiedLoss
 
@@ -104,7 +104,7 @@ def draw_surface(surface: Surface, file: Path) -> None:
     spread = max(max(curve) - min(curve) for curve in surface.values.values()) or 1.0
     for index, (size, curve) in enumerate(sorted(surface.values.items())):
         shifted = [value + index * spread for value in curve]
-        axes.plot(surface.positions, shifted, "-", color=str(0.7 - 0.14 * min(index, 5)), linewidth=1.2)
+        axes.plot(surface.positions, shifted, "-", color=shade(index, len(surface.values), light=0.7), linewidth=1.2)
         axes.annotate(f"{size}", (surface.positions[-1], shifted[-1]), xytext=(4, 0), textcoords="offset points")
     axes.set_xlabel("t: steps of the CROWN gradient")
     axes.set_ylabel(f"smoothed loss, σ = {surface.sigma:g}, curves set apart")

@@ -15,11 +15,11 @@ from gls_lirpa.analysis.landscape import Progress
 from gls_lirpa.analysis.plain import to_plain
 from gls_lirpa.attacks import worst_margin
 from gls_lirpa.base.boxes import check_eps, check_labels, crossed, linf_box, margin_spec
-from gls_lirpa.base.modes import preserved
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.certification.attack import pgd
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.errors import ConfigError, DataError
-from gls_lirpa.relaxations import Relaxation, get_relaxation
+from gls_lirpa.relaxations import Relaxation, drawn_relaxations, get_relaxation
 
 BATCH = 256
 
@@ -57,7 +57,7 @@ def tightness_curves(
     y: Tensor,
     *,
     radii: Sequence[float],
-    relaxations: Sequence[str | Relaxation] = ("ibp", "hbox", "crown-ibp", "crown"),
+    relaxations: Sequence[str | Relaxation] | None = None,
     attack_steps: int = 0,
     progress: Progress | None = None,
 ) -> Tightness:
@@ -82,13 +82,13 @@ def tightness_curves(
         raise ConfigError(f"expected increasing radii, got {radii}")
     if not len(x):
         raise DataError("expected at least one sample, got none")
-    chosen = [get_relaxation(relaxation) for relaxation in relaxations]
+    named = drawn_relaxations(differentiable=True) if relaxations is None else relaxations
+    chosen = [get_relaxation(relaxation) for relaxation in named]
     counts = {relaxation.name: [0] * len(radii) for relaxation in chosen}
     unbroken, natural, done = [0] * len(radii), 0, 0
     parts = list(zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True))
     total = len(parts) * len(radii) * (len(chosen) + (attack_steps > 0))
-    with torch.no_grad(), preserved(model):
-        model.eval()
+    with torch.no_grad(), evaluating(model):
         engine = BoundEngine(model, x)
         check_labels(y, engine.classes)
         for batch, labels in parts:

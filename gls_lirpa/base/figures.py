@@ -19,8 +19,22 @@ LOOKS = (
 )
 """Colour (told apart by colour-blind readers too), line and marker of the first, second, … curve."""
 
-MARKERS = 10
+MARKS = 10
 """Markers per curve: enough to recognise it."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Those that can be filled."""
+
+HATCHES = ("", "///", "xxx", "...")
+
+
+def shade(index: int, count: int, *, light: float = 1.0, dark: float = 0.0) -> str:
+    """The grey of one of ``count``, evenly from ``light`` (1: white) to ``dark``.
+
+    >>> [shade(index, 3) for index in range(3)]
+    ['1.0', '0.5', '0.0']
+    """
+    return str(light - (light - dark) * index / max(count - 1, 1))
 
 
 def can_draw() -> bool:
@@ -60,7 +74,7 @@ def curve_look(index: int, points: int) -> dict[str, Any]:
     """
     color, line, marker = LOOKS[index % len(LOOKS)]
     # Shifted from curve to curve, so that markers of curves on top of each other stay visible.
-    every = max(1, points // MARKERS)
+    every = max(1, points // MARKS)
     offset = index * every // len(LOOKS) if every > 1 else 0
     return {
         "color": color,

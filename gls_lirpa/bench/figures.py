@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from gls_lirpa.base.figures import new_figure, save_figure
+from gls_lirpa.base.figures import HATCHES, MARKERS, new_figure, save_figure, shade
 from gls_lirpa.bench.outcomes import Outcome
 from gls_lirpa.bench.statistics import estimate
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-FILLS = ("white", "0.65", "black")
-HATCHES = ("", "///", "xxx", "...")
 
 
 def draw_fronts(outcomes: Sequence[Outcome], file: Path, *, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Natural against certified accuracy: a marker for the relaxation, its filling for the estimator."""
     figure = new_figure(7, 4.6)
     axes = figure.subplots()
-    for marker, row in zip(MARKERS, rows, strict=False):
-        for fill, column in zip(FILLS, columns, strict=False):
+    for marker, row in zip(itertools.cycle(MARKERS), rows, strict=False):
+        for index, column in enumerate(columns):
             own = [o for o in outcomes if o.done and (o.row, o.column) == (row, column)]
             x, y = estimate(o.natural for o in own), estimate(o.certified for o in own)
             if x is None or y is None:
@@ -32,7 +29,7 @@ def draw_fronts(outcomes: Sequence[Outcome], file: Path, *, rows: Sequence[str],
                 fmt=marker,
                 markersize=8,
                 color="black",
-                markerfacecolor=fill,
+                markerfacecolor=shade(index, len(columns)),
                 ecolor="0.6",
                 elinewidth=0.9,
                 capsize=2,
@@ -66,14 +63,13 @@ def draw_bars(
             value = estimate(getattr(o, quantity) for o in own)
             if value is None:
                 continue
-            shade = str(0.92 - 0.22 * index)
             axes.bar(
                 place + (index - (len(rows) - 1) / 2) * width,
                 value.mean,
                 width,
                 yerr=value.std,
                 capsize=2,
-                color=shade,
+                color=shade(index, len(rows), light=0.92, dark=0.26),
                 edgecolor="black",
                 hatch=HATCHES[index % len(HATCHES)],
                 label=row if row not in axes.get_legend_handles_labels()[1] else None,

@@ -15,6 +15,7 @@ from gls_lirpa.bench.figures import draw_bars, draw_fronts
 from gls_lirpa.bench.sections import Entry, Figure, Section, Table
 from gls_lirpa.bench.speed import speed_sections
 from gls_lirpa.bench.tables import cell_table, matrix_table, verdict_table
+from gls_lirpa.relaxations import drawn_relaxations
 from gls_lirpa.training.runs import Run
 
 Renderer = Callable[[Context], list[Section]]
@@ -77,7 +78,7 @@ def tightness_sections(context: Context) -> list[Section]:
     run = context.studied()
     if run is None:
         return [Section("Tightness", (NO_NETWORK,))]
-    names = ("ibp", "hbox", "crown-ibp", "crown", "alpha-crown")
+    names = tuple(drawn_relaxations())
     return [_tightness_section(context, _tightness(context, run, names, samples=context.samples))]
 
 

@@ -15,25 +15,51 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ALL = ("ibp", "hbox", "crown-ibp", "crown", "crown-plain", "alpha-crown", "alpha-crown-step")
-SMOOTH = ("ibp", "crown-ibp", "crown", "crown-plain")
+from gls_lirpa.relaxations import RELAXATIONS, Relaxation
+
 CLASSES = 3
 
 Shape = tuple[int, ...]
 Layer = Callable[[Random, Shape], nn.Module]
+Claim = Callable[[Relaxation], bool]
+"""Of which relaxations something is said."""
+
+
+def every(relaxation: Relaxation) -> bool:
+    del relaxation
+    return True
+
+
+def curved(relaxation: Relaxation) -> bool:
+    return relaxation.curved
+
+
+def none(relaxation: Relaxation) -> bool:
+    del relaxation
+    return False
 
 
 @dataclass(frozen=True)
 class OperatorCase:
-    """A layer with random attributes for images or rows; ``bounded``: the relaxations that must accept it.
+    """A layer with random attributes for images or rows; ``accepted``: by which relaxations it must be.
 
-    ``optional`` ones may refuse some attributes, and the rest must refuse all of them.
+    Those that are ``partial`` to it may refuse some attributes, and the rest must refuse all of them.
     """
 
     layer: Layer
     image: bool = True
-    bounded: tuple[str, ...] = ALL
-    optional: tuple[str, ...] = ()
+    accepted: Claim = every
+    partial: Claim = none
+
+    @property
+    def bounded(self) -> list[str]:
+        """The relaxations that must accept it."""
+        return [name for name in RELAXATIONS if self.accepted(RELAXATIONS.get(name))]
+
+    @property
+    def optional(self) -> list[str]:
+        """Those that may refuse some attributes."""
+        return [name for name in RELAXATIONS if self.partial(RELAXATIONS.get(name))]
 
 
 class Function(nn.Module):
@@ -172,7 +198,7 @@ CASES: Mapping[str, OperatorCase] = {
     "BatchNorm2d": OperatorCase(lambda r, s: nn.BatchNorm2d(s[0])),
     "AvgPool2d": OperatorCase(_avgpool),
     "AdaptiveAvgPool2d": OperatorCase(lambda r, s: nn.AdaptiveAvgPool2d(_pick(r, 1, 2, 3, 4, (None, 2)))),
-    "MaxPool2d": OperatorCase(_maxpool, bounded=(), optional=SMOOTH),
+    "MaxPool2d": OperatorCase(_maxpool, accepted=none, partial=curved),
     "padding": OperatorCase(_padding),
     "slice, permute": OperatorCase(_picked(_MOVES)),
     "cat, stack, broadcast sums": OperatorCase(_picked(_JOINS)),
@@ -184,9 +210,11 @@ CASES: Mapping[str, OperatorCase] = {
     "ReLU6": OperatorCase(lambda r, s: nn.Sequential(nn.Conv2d(s[0], 2, 1), Function(lambda x: 9 * x), nn.ReLU6())),
     "clamp, abs, max": OperatorCase(_picked(_KINKS)),
     "Dropout": OperatorCase(lambda r, s: nn.Dropout(0.5)),
-    "Sigmoid": OperatorCase(_scaled(nn.Sigmoid), bounded=SMOOTH),
-    "Tanh": OperatorCase(_scaled(nn.Tanh), bounded=SMOOTH),
-    "GELU, SiLU, ELU": OperatorCase(lambda r, s: r.choice([nn.GELU(), nn.SiLU(), nn.ELU(), nn.Softplus()]), bounded=()),
+    "Sigmoid": OperatorCase(_scaled(nn.Sigmoid), accepted=curved),
+    "Tanh": OperatorCase(_scaled(nn.Tanh), accepted=curved),
+    "GELU, SiLU, ELU": OperatorCase(
+        lambda r, s: r.choice([nn.GELU(), nn.SiLU(), nn.ELU(), nn.Softplus()]), accepted=none
+    ),
 }
 
 

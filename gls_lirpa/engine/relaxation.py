@@ -35,7 +35,9 @@ class Relaxation:
     ``differentiable``: whether gradients reach the weights; ``light``: memory per sample is that of a forward pass;
     ``balls``: whether it bounds ℓ2 balls too. It begins with the bound of the relaxation named ``refines`` and keeps
     the better one. As a stage of certification it sees ``batch`` samples at once, and where it fails in float64 the
-    relaxation named ``fallback`` takes its place. ``help``: what the command line says of it.
+    relaxation named ``fallback`` takes its place. ``curved``: whether it bounds Sigmoid and Tanh as well as layers that
+    are affine or have kinks; ``drawn``: whether pictures of relaxations show it where nobody names any. ``help``: what
+    the command line says of it.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Relaxation:
     fallback: str | None = None
     refines: str | None = None
     balls: bool = False
+    curved: bool = False
+    drawn: bool = True
 
     def configured(self, options: dict[str, Value]) -> Relaxation:
         """The same with some options set."""

@@ -13,13 +13,13 @@ from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.relaxations import RELAXATIONS, Relaxation, get_relaxation
 from tests.helpers import networks
 
-SMOOTH = ("ibp", "hbox", "crown-ibp", "crown", "crown-plain")
+SMOOTH = [name for name in RELAXATIONS if RELAXATIONS.get(name).differentiable]
 """The relaxations with a gradient."""
 
 
 def relaxation(name: str) -> Relaxation:
     """By name, with few iterations where there are any: soundness does not depend on their number."""
-    return get_relaxation(name, iterations=3) if name == "alpha-crown" else RELAXATIONS.get(name)
+    return get_relaxation(name, iterations=3 if "iterations" in RELAXATIONS.get(name).options else None)
 
 
 @functools.cache
