@@ -14,7 +14,7 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--dataset", help="{datasets} (default: digits).")
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
-@click.option("--norm", help="Of the balls: linf (default) or l2 (loss robust; ibp, crown-ibp, crown).")
+@click.option("--norm", help="Of the balls: linf (default) or l2 (losses {ball_losses}; {ball_relaxations}).")
 @click.option("--net", help="{nets}, or path/to/file.py:factory.")
 @click.option("--loss", help="{losses} (default: robust).")
 @click.option("--relaxation", help="{relaxations}.")
@@ -24,9 +24,9 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--out", type=click.Path(path_type=Path), help="Run folder (default: runs/<date-time>).")
 @click.option("--resume", is_flag=True, help="Continue the run in --out exactly where it stopped.")
 @click.option("--dry-run", is_flag=True, help="Print configuration, network, time and memory, and do nothing.")
-@click.option("--log", multiple=True, help="Also tell tensorboard, wandb or mlflow.")
+@click.option("--log", multiple=True, help="Also tell {logs}.")
 @click.option("--init-from", help="Warm start from a run folder, a weight file or zoo:NAME.")
-@click.option("--teacher", help="Run folder or weight file of the network that --loss distill learns from.")
+@click.option("--teacher", help="Run folder or weight file of the network that --loss {learners} learns from.")
 @click.option("--init", help="{inits}.")
 @click.option("--epochs", type=int)
 @click.option("--batch-size", type=int)
@@ -43,14 +43,14 @@ from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 @click.option("--warmup", type=float, help="Weight of the tightness and balance penalty while eps grows.")
 @click.option("--grad-clip", type=float)
 @click.option("--average-from", type=float, help="Average the weights of the epochs from this one on.")
-@click.option("--sigma-per-lr", type=float, help="Sigma is this times the learning rate, always (rgs).")
+@click.option("--sigma-per-lr", type=float, help="Sigma is this times the learning rate, always ({decaying}).")
 @click.option(
     *("--set", "assignments"),
     type=Assignment(),
     multiple=True,
     help="An option of the loss or the relaxation, e.g. --set steps=10; see below.",
 )
-@click.option("--actors", type=int, help="Ray actors that share the perturbed networks.")
+@click.option("--actors", type=int, help="Ray actors that share the perturbed networks ({pooled}).")
 @click.option("--ray-address", help="An existing Ray cluster.")
 @click.option("--gpus-per-actor", type=float)
 @click.option("--val-fraction", type=float, help="Share of the training set held out.")

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.regions import PIXELS, Domain, ball, is_pixels
-from gls_lirpa.certification.settings import Settings
-from gls_lirpa.certification.stage import StageOptions
+from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
+from gls_lirpa.certification.stage import StageOptions, has_flag
 from gls_lirpa.errors import ConfigError, ContradictionError
 
-RADIUS_STAGES = ("ibp", "pgd", "crown-ibp", "crown", "alpha-crown")
+RADIUS_STAGES = tuple(name for name in DEFAULT_STAGES if not has_flag(name, "complete"))
 
 
 @dataclass(frozen=True)

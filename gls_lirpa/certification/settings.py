@@ -23,17 +23,14 @@ attack hundreds: with IBP before it, 1,000 MNIST images on an IBP-trained cnn3 t
 time up to crown, with the same verdicts."""
 
 
-L2_STAGES = ("ibp", "crown-ibp", "crown")
-"""For ℓ2 balls: no attack and no complete search."""
-
-
 def default_stages(norm: str | float) -> tuple[str, ...]:
-    """Those that are used where none are named.
+    """Those that are used where none are named: for ℓ2 balls no attack and no complete search.
 
     >>> default_stages("l2")
     ('ibp', 'crown-ibp', 'crown')
     """
-    return L2_STAGES if check_norm(norm) == "l2" else DEFAULT_STAGES
+    usable = ball_relaxations() if check_norm(norm) == "l2" else DEFAULT_STAGES
+    return tuple(name for name in DEFAULT_STAGES if name in usable)
 
 
 @dataclass(frozen=True)

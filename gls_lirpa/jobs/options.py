@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.registry import Registry
 from gls_lirpa.certification import DEFAULT_STAGES, STAGES
 from gls_lirpa.data import DATASETS
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS
 from gls_lirpa.losses import LOSSES
 from gls_lirpa.models import INITIALIZERS, MODELS
-from gls_lirpa.relaxations import RELAXATIONS
+from gls_lirpa.relaxations import RELAXATIONS, ball_relaxations
 from gls_lirpa.training.job import estimator_options
+from gls_lirpa.training.logs import LOGS
 from gls_lirpa.training.presets import PRESETS
 from gls_lirpa.training.schedules import SHAPES
 
@@ -44,6 +47,10 @@ def method_options(taken: set[str]) -> list[CommandOption]:
 
 def names_for_help() -> dict[str, str]:
     """What stands for ``{losses}`` and the like in help texts."""
+
+    def which(table: Registry[Any], flag: str) -> str:
+        return " or ".join(name for name in table if getattr(table.get(name), flag))
+
     return {
         "datasets": DATASETS.named(),
         "nets": MODELS.named(),
@@ -54,6 +61,12 @@ def names_for_help() -> dict[str, str]:
         "inits": INITIALIZERS.named(),
         "shapes": ", ".join(SHAPES),
         "stages": STAGES.named(),
+        "logs": LOGS.named(),
+        "ball_losses": which(LOSSES, "balls"),
+        "ball_relaxations": ", ".join(ball_relaxations()),
+        "learners": which(LOSSES, "teacher"),
+        "decaying": which(ESTIMATORS, "decays"),
+        "pooled": which(ESTIMATORS, "uses_actors"),
         "default_stages": ",".join(DEFAULT_STAGES),
         "option_table": _option_table(),
     }
