@@ -1,7 +1,8 @@
 """Seeds that follow from numbers: the run's seed, an epoch, a sample's index.
 
-Nothing here is the next value of a stream, so what is random about a sample or a step depends neither on what came
-before it nor on library versions. The three functions stay apart because results on file were made with them.
+But for :func:`drawn_seeds` nothing here is the next value of a stream, so what is random about a sample or a step
+depends neither on what came before it nor on library versions. The other three stay apart because results on file were
+made with them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ def derived_seed(*numbers: int) -> int:
         state = (state << 31 | state >> 33) % _WORD
         state = state * _PRIME_1 % _WORD
     return (state + (len(numbers) ^ _PRIME_5 ^ 3527539)) % 2**63
+
+
+def drawn_seeds(count: int, generator: torch.Generator | None) -> list[int]:
+    """The next seeds of a stream, torch's own where there is no generator.
+
+    >>> drawn_seeds(2, torch.Generator().manual_seed(0)) == drawn_seeds(2, torch.Generator().manual_seed(0))
+    True
+    """
+    device = torch.device("cpu") if generator is None else generator.device
+    return [int(seed) for seed in torch.randint(2**63 - 1, (count,), generator=generator, device=device)]
 
 
 def sample_generators(seed: int, indices: Tensor) -> list[torch.Generator]:

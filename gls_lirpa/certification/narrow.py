@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gls_lirpa.attacks import random_points
 from gls_lirpa.base.boxes import Box, crossed, margin_spec
 from gls_lirpa.certification.rounding import SINGLE_TO_DOUBLE, Rounding, rounding
 from gls_lirpa.certification.rounding_ranges import Ranges
@@ -68,9 +69,8 @@ class Narrow:
 
         At a point the bounds of a ReLU's input are its value: compared at three random points of the box.
         """
-        generator = torch.Generator().manual_seed(0)
-        place = torch.rand(3, *box.lower.shape[1:], generator=generator, dtype=torch.float64).to(box.lower.device)
-        points = box.lower[:1] + (box.upper[:1] - box.lower[:1]) * place
+        copies = box[:1].map(lambda end: end.expand(3, *end.shape[1:]))
+        points = random_points(copies, generator=torch.Generator().manual_seed(0))
         with _ReluInputs() as met:
             copy.deepcopy(self._plain).double()(points)
         try:

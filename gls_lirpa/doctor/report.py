@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from gls_lirpa.attacks import random_points
 from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.base.torchvision import repair_torchvision
 from gls_lirpa.data import load_dataset
@@ -65,7 +66,7 @@ def _bound(name: str) -> str:
     box = linf_box(x, 0.05)
     with torch.no_grad():
         lower = BoundEngine(model, x).margins(box, y, RELAXATIONS.get(name))
-        points = box.lower + (box.upper - box.lower) * torch.rand(200, *x.shape, generator=generator)
+        points = random_points(box.map(lambda end: end.expand(200, *x.shape)), generator=generator)
         logits = model(points.flatten(0, 1)).unflatten(0, (200, 2))
         margins = (margin_spec(y, 3) @ logits.unsqueeze(-1)).squeeze(-1).amin(0)
     if not bool((lower <= margins + 1e-5).all()):

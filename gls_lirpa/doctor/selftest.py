@@ -50,12 +50,12 @@ def lowest_points(model: nn.Module, box: Box, spec: Tensor, *, samples: int, ste
     """
     generator = torch.Generator().manual_seed(seed)
     width = box.upper - box.lower
-    place = torch.rand(samples, *width.shape, generator=generator, dtype=width.dtype)
-    place[: samples // 2] = place[: samples // 2].round()
-    found = [box.lower + width * place, box.center.unsqueeze(0), box.lower.unsqueeze(0), box.upper.unsqueeze(0)]
+    share = torch.rand(samples, *width.shape, generator=generator, dtype=width.dtype)
+    share[: samples // 2] = share[: samples // 2].round()
+    found = [box.lower + width * share, box.center.unsqueeze(0), box.lower.unsqueeze(0), box.upper.unsqueeze(0)]
     sizes = [1.0 if step < steps // 2 else 0.2 for step in range(steps)]
     for row in range(spec.shape[1]):
-        start = box.lower + width * place[-1 - row % samples]
+        start = box.lower + width * share[-1 - row % samples]
         point = ascend(model, start, spec[:, row], box, sizes=sizes, objective=lambda out, rows: -(rows * out).sum(1))
         found.append(point.unsqueeze(0))
     return project(torch.cat(found), box)

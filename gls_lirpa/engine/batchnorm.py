@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gls_lirpa.base.batchnorm import normalised
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.errors import UnsupportedLayerError
 
 Statistics = dict[str, tuple[Tensor, Tensor]]
@@ -91,15 +92,8 @@ def applied_statistics(model: nn.Module, statistics: Statistics) -> Iterator[Non
         return normalise
 
     layers = batchnorms(model)
-    flags = {name: layers[name].training for name in statistics}
-    handles = []
-    try:
+    with contextlib.ExitStack() as stack:
         for name, (mean, var) in statistics.items():
-            layers[name].eval()
-            handles.append(layers[name].register_forward_hook(normaliser(mean, var)))
+            stack.enter_context(evaluating(layers[name]))
+            stack.callback(layers[name].register_forward_hook(normaliser(mean, var)).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for name, flag in flags.items():
-            layers[name].train(flag)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Bounds, Box
-from gls_lirpa.base.modes import preserved
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.engine.batchnorm import Statistics
 from gls_lirpa.engine.compat import default_dtype, load_lirpa
 from gls_lirpa.engine.graph import Node, activations, read_graph, relu_inputs
@@ -213,8 +213,7 @@ class Modules:
         x = torch.rand(2, *self._example.shape[1:], generator=generator, dtype=self._example.dtype)
         x = x.to(self._example.device)
         radius = torch.tensor([0.0, 0.05], dtype=x.dtype, device=x.device).view(2, *[1] * (x.dim() - 1))
-        with torch.no_grad(), preserved(self._core):
-            self._core.eval()
+        with torch.no_grad(), evaluating(self._core):
             expected = self._core(x)
             spec = torch.eye(expected.shape[1], dtype=x.dtype, device=x.device).expand(2, -1, -1)
             lower = probe(mode, Box(x - radius, x + radius), spec)

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.checks import whole
+from gls_lirpa.base.seeds import drawn_seeds
 from gls_lirpa.errors import GLSError
 from gls_lirpa.estimators.batchnorm import uses_batch_statistics
 from gls_lirpa.estimators.pool import Factory, Pool, make_pool
 from gls_lirpa.estimators.protocol import Base, State, deliver, read
 from gls_lirpa.estimators.weights import Params, Weights
 from gls_lirpa.estimators.worker import Loss, Task, Worker
-
-SEEDS = 2**63 - 1
 
 
 class Wrapped(Base):
@@ -41,7 +40,7 @@ class Wrapped(Base):
         self._generator.set_state(torch.as_tensor(generator).cpu())
 
     def _seeds(self, count: int) -> list[int]:
-        return [int(s) for s in torch.randint(SEEDS, (count,), generator=self._generator)]
+        return drawn_seeds(count, self._generator)
 
     def _task(
         self,
@@ -57,7 +56,7 @@ class Wrapped(Base):
             for p in self.weights.tensors:
                 p.requires_grad_(True)
         source = self._generator if generator is None else generator
-        common = int(torch.randint(SEEDS, (1,), generator=source, device=source.device))
+        (common,) = drawn_seeds(1, source)
         return Task(self.weights.flat(), args, kwargs, common, sigma, str(source.device), gradients)
 
     def _deliver(self, value: float, gradient: Tensor, *others: tuple[Tensor, Tensor]) -> Tensor:

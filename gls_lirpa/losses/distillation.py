@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gls_lirpa.base.boxes import linf_box
+from gls_lirpa.base.modes import evaluating
 from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.expressive import ALPHA, RADIUS
@@ -49,11 +50,8 @@ def distill(batch: LossInput, *, alpha: float, beta: float, temperature: float, 
 @torch.no_grad()
 def _teacher_logits(batch: LossInput, like: Tensor) -> Tensor:
     assert batch.teacher is not None, "CertifiedLoss asks for one"
-    training = batch.teacher.training
-    try:
-        logits: Tensor = batch.teacher.eval()(batch.x)
-    finally:
-        batch.teacher.train(training)
+    with evaluating(batch.teacher):
+        logits: Tensor = batch.teacher(batch.x)
     if logits.shape != like.shape:
         classes = f"{logits.shape[-1]} classes, the student {like.shape[-1]}"
         raise ConfigError(f"the teacher has {classes}: expected the same")

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from gls_lirpa.attacks import Forward, pgd_points
 from gls_lirpa.base.boxes import Bounds, Box
 from gls_lirpa.base.options import Option, Options
+from gls_lirpa.base.seeds import drawn_seeds
 from gls_lirpa.engine.batchnorm import Statistics, applied_statistics
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.relaxation import SampleFunction
@@ -166,8 +167,6 @@ def staps(
 ) -> Tensor:
     """TAPS over SABR's small box, with ReLU shrinkage in the bounded part."""
     box = small_box(batch, lam=lam, steps=steps)
-    source = batch.generator
-    device = torch.device("cpu") if source is None else source.device
     attack = LatentAttack(
         relus=relus,
         threshold=threshold,
@@ -175,7 +174,7 @@ def staps(
         restarts=restarts,
         multi=multi,
         shrinkage=shrinkage,
-        seed=int(torch.randint(2**63 - 1, (1,), generator=source, device=device)),
+        seed=drawn_seeds(1, batch.generator)[0],
     )
     if bounds_first and batch.growing:
         second_block(batch.engine.model, relus)  # says at the first step what would fail once ε has grown
