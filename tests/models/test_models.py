@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.engine.compat import load_lirpa
 from gls_lirpa.errors import ConfigError
-from gls_lirpa.models import MODELS, Normalize, build_model, count_parameters, initialize
+from gls_lirpa.models import INITIALIZERS, MODELS, Normalize, build_model, count_parameters, initialize
 
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 
@@ -140,6 +140,18 @@ def test_ibp_initialisation_keeps_interval_widths() -> None:
     assert max(widths) / min(widths) < 3
 
 
+def test_the_output_layer_may_be_left_at_torchs_default() -> None:
+    whole, hidden = (_affine(build_model("cnn5", init=init, seed=1)) for init in ("ibp", "ibp-hidden"))
+    for first, second in zip(whole[:-1], hidden[:-1], strict=True):
+        assert torch.equal(first.weight, second.weight)
+    weight = hidden[-1].weight
+    assert isinstance(weight, Tensor)
+    bound = 1 / math.sqrt(weight[0].numel())
+    assert 0.99 * bound < weight.abs().max().item() <= bound
+    assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    assert hidden[-1].bias is not None and not hidden[-1].bias.any()
+
+
 def test_kaiming_uniform_initialisation() -> None:
     for layer in _affine(build_model("cnn5-l", init="kaiming-uniform")):
         weight, bias = layer.weight, layer.bias
@@ -150,7 +162,7 @@ def test_kaiming_uniform_initialisation() -> None:
         assert not bias.any()
 
 
-@pytest.mark.parametrize("init", ["ibp", "kaiming-uniform"])
+@pytest.mark.parametrize("init", INITIALIZERS)
 def test_weights_follow_from_the_seed_alone(init: str) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
