@@ -6,14 +6,15 @@ Whether BatchNorm statistics move is up to the ``forward`` that is passed in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.checks import require
 from gls_lirpa.engine.convolutions import InputGradients
-from gls_lirpa.errors import ConfigError
 
 Forward = Callable[[Tensor], Tensor]
 Objective = Callable[[Tensor, Tensor], Tensor]
@@ -109,10 +110,9 @@ def ascend(
 
 def check_attack(*, steps: int, restarts: int, step: float) -> None:
     """Raise if an attack cannot be run with these settings."""
-    if steps < 1 or restarts < 1:
-        raise ConfigError(f"expected steps >= 1 and restarts >= 1, got steps={steps}, restarts={restarts}")
-    if not 0 < step < float("inf"):
-        raise ConfigError(f"expected a step > 0 in units of the box radius, got {step}")
+    both = f"steps={steps}, restarts={restarts}"
+    require(steps >= 1 and restarts >= 1, "steps >= 1 and restarts >= 1", both)
+    require(0 < step < math.inf, "a step > 0 in units of the box radius", step)
 
 
 def pgd_points(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.base.sampling import Augmentation, permutation, stratified_split
 from gls_lirpa.errors import ConfigError, DataError
@@ -163,10 +164,8 @@ def load_dataset(
     """
     name = DATASETS.canonical(name)
     source = DATASETS.get(name)
-    if not 0 <= val_fraction < 1:
-        raise ConfigError(f"expected 0 <= val_fraction < 1, got {val_fraction}")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"expected limit >= 1, got {limit}")
+    require(0 <= val_fraction < 1, "0 <= val_fraction < 1", val_fraction)
+    require(limit is None or limit >= 1, "limit >= 1", limit)
     try:
         parts = source.read(Path(root).expanduser(), download=download, limit=limit)
     except OSError as error:
@@ -222,8 +221,7 @@ def batches(
     [2, 2, 1]
     """
     for name, value, least in (("batch_size", batch_size, 1), ("epoch", epoch, 0), ("start", start, 0)):
-        if value < least:
-            raise ConfigError(f"expected {name} >= {least}, got {value}")
+        require(value >= least, f"{name} >= {least}", value)
     size = len(split)
     order = torch.from_numpy(permutation(size, seed=seed, epoch=epoch)) if shuffle else torch.arange(size)
     number = size // batch_size if drop_last else math.ceil(size / batch_size)

@@ -20,7 +20,7 @@ ARROWS: dict[str, str] = {
     "data": "base errors readers",
     "estimators": "base errors",
     "relaxations": "base engine errors",
-    "attacks": "base engine errors",
+    "attacks": "base engine",
     "losses": "attacks base engine errors models relaxations",
     "solver": "attacks base engine errors relaxations",
     "certification": "attacks base data engine errors models relaxations solver",

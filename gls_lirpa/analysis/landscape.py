@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from gls_lirpa.analysis.plain import numbers, to_plain
 from gls_lirpa.analysis.scores import Floats, Scores, smoothness_scores
+from gls_lirpa.base.checks import require
 from gls_lirpa.errors import ConfigError, NumericalError
 from gls_lirpa.estimators.weights import Surroundings, Weights
 from gls_lirpa.losses.certified import CertifiedLoss
@@ -233,15 +234,12 @@ def _curve(relaxation: str, sigma: float, draws: Floats, *, zero: int, step: flo
 
 def _sides(steps: int | tuple[int, int]) -> tuple[int, int]:
     behind, ahead = (steps, steps) if isinstance(steps, int) else steps
-    if behind < 0 or ahead < 0 or behind + ahead < 2:
-        raise ConfigError(f"expected at least 3 points, got steps={steps}")
+    require(behind >= 0 and ahead >= 0 and behind + ahead >= 2, "at least 3 points", f"steps={steps}")
     return behind, ahead
 
 
 def _check(sigmas: Sequence[float], *, samples: int, step: float, lr: float) -> None:
-    if not sigmas or not all(0.0 <= sigma < math.inf for sigma in sigmas):
-        raise ConfigError(f"expected sigmas >= 0, at least one, got {tuple(sigmas)}")
-    if samples < 1:
-        raise ConfigError(f"expected samples >= 1, got {samples}")
-    if not (0.0 < step < math.inf and 0.0 < lr < math.inf):
-        raise ConfigError(f"expected step > 0 and lr > 0, got {step} and {lr}")
+    usable = bool(sigmas) and all(0.0 <= sigma < math.inf for sigma in sigmas)
+    require(usable, "sigmas >= 0, at least one", tuple(sigmas))
+    require(samples >= 1, "samples >= 1", samples)
+    require(0.0 < step < math.inf and 0.0 < lr < math.inf, "step > 0 and lr > 0", f"{step} and {lr}")

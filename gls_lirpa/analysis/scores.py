@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gls_lirpa.analysis.plain import number, to_plain
-from gls_lirpa.errors import ConfigError, DataError
+from gls_lirpa.base.checks import require
+from gls_lirpa.errors import DataError
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,8 +51,7 @@ def smoothness_scores(values: Sequence[float] | Floats, *, step: float) -> Score
     curve: Floats = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1 or len(curve) < 3:
         raise DataError(f"expected at least 3 values along a line, got shape {curve.shape}")
-    if not 0.0 < step < math.inf:
-        raise ConfigError(f"expected a step > 0, got {step}")
+    require(0.0 < step < math.inf, "a step > 0", step)
     if not np.isfinite(curve).all():
         return Scores(math.nan, math.nan, math.nan)
     return Scores(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gls_lirpa.analysis.landscape import Progress, borrowed_weights, crown_gradient
 from gls_lirpa.analysis.plain import numbers, to_plain
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.figures import new_figure, save_figure, shade
-from gls_lirpa.errors import ConfigError
 from gls_lirpa.losses.certified import CertifiedLoss
 
 
@@ -73,8 +73,8 @@ def sampled_surface(
     >>> sorted(found.values), len(found.positions)
     ([2, 4], 3)
     """
-    if points < 3 or not populations or any(size < 2 or size % 2 for size in populations):
-        raise ConfigError(f"expected points >= 3 and even populations >= 2, got {points} and {tuple(populations)}")
+    usable = points >= 3 and bool(populations) and all(size >= 2 and size % 2 == 0 for size in populations)
+    require(usable, "points >= 3 and even populations >= 2", f"{points} and {tuple(populations)}")
     loss = CertifiedLoss(model, "crown", eps=eps)
     positions = [step * (k - (points - 1) // 2) for k in range(points)]
     largest = max(populations)

@@ -15,10 +15,11 @@ from gls_lirpa.analysis.landscape import Progress
 from gls_lirpa.analysis.plain import to_plain
 from gls_lirpa.attacks import worst_margin
 from gls_lirpa.base.boxes import check_eps, check_labels, crossed, linf_box, margin_spec
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.modes import evaluating
 from gls_lirpa.certification.attack import pgd
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.errors import ConfigError, DataError
+from gls_lirpa.errors import DataError
 from gls_lirpa.relaxations import Relaxation, drawn_relaxations, get_relaxation
 
 BATCH = 256
@@ -78,8 +79,7 @@ def tightness_curves(
     (1.0, 3)
     """
     radii = [check_eps(radius) for radius in radii]
-    if not radii or any(a >= b for a, b in itertools.pairwise(radii)):
-        raise ConfigError(f"expected increasing radii, got {radii}")
+    require(bool(radii) and all(a < b for a, b in itertools.pairwise(radii)), "increasing radii", radii)
     if not len(x):
         raise DataError("expected at least one sample, got none")
     named = drawn_relaxations(differentiable=True) if relaxations is None else relaxations
@@ -150,7 +150,6 @@ def area_under(radii: Sequence[float], values: Sequence[float]) -> float:
     if len(radii) != len(values) or len(radii) < 2:
         raise DataError(f"expected as many values as radii, at least 2, got {len(values)} and {len(radii)}")
     widths = np.diff(np.asarray(radii, dtype=np.float64))
-    if not (widths > 0).all():
-        raise ConfigError(f"expected increasing radii, got {list(radii)}")
+    require(bool((widths > 0).all()), "increasing radii", list(radii))
     heights = np.asarray(values, dtype=np.float64)
     return float((widths * (heights[1:] + heights[:-1]) / 2).sum() / widths.sum())

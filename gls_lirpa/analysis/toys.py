@@ -12,8 +12,8 @@ from torch import nn
 
 from gls_lirpa.analysis.scores import Floats
 from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.checks import require
 from gls_lirpa.engine.bounds import BoundEngine
-from gls_lirpa.errors import ConfigError
 from gls_lirpa.relaxations import get_relaxation
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -65,8 +65,7 @@ def smoothed_jump(weights: Floats, *, sigma: float) -> Floats:
     >>> round(float(smoothed_jump(np.array([0.0]), sigma=1.0)[0]), 4)
     0.8989
     """
-    if not 0.0 < sigma < math.inf:
-        raise ConfigError(f"expected sigma > 0, got {sigma}")
+    require(0.0 < sigma < math.inf, "sigma > 0", sigma)
     return 1.0 + (weights - 1.0) * _normal_cdf(weights / sigma) + sigma * _normal_density(weights / sigma)
 
 
@@ -105,8 +104,7 @@ class PiecewiseLinear:
 
     def smoothed(self, w: Floats, *, sigma: float) -> Floats:
         """E[f(w + σz)]: each hinge max(0, v) becomes v Φ(v/σ) + σ φ(v/σ)."""
-        if not 0.0 < sigma < math.inf:
-            raise ConfigError(f"expected sigma > 0, got {sigma}")
+        require(0.0 < sigma < math.inf, "sigma > 0", sigma)
         return self._sum(w, lambda v: v * _normal_cdf(v / sigma) + sigma * _normal_density(v / sigma))
 
     def _sum(self, w: Floats, hinge: Callable[[Floats], Floats]) -> Floats:
@@ -117,8 +115,7 @@ class PiecewiseLinear:
 
 
 def _grid(points: int, reach: float) -> Floats:
-    if points < 3 or not 0.0 < reach < math.inf:
-        raise ConfigError(f"expected points >= 3 and reach > 0, got {points} and {reach}")
+    require(points >= 3 and 0.0 < reach < math.inf, "points >= 3 and reach > 0", f"{points} and {reach}")
     # Symmetric to the last bit, and with an odd number of points 0 is one of them.
     half: Floats = np.arange(points, dtype=np.float64) - (points - 1) / 2
     return half * (2 * reach / (points - 1))

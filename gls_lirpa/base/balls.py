@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from gls_lirpa.base.boxes import Box, linf_box
+from gls_lirpa.base.checks import require
 from gls_lirpa.errors import ConfigError, DataError
 
 NORMS = ("linf", "l2")
@@ -62,8 +63,7 @@ def l2_ball(x: Tensor, eps: float, *, low: float = -math.inf, high: float = math
     >>> engine.margins(l2_ball(x, 0.1), torch.tensor([0, 2]), gls_lirpa.get_relaxation("crown")).shape
     torch.Size([2, 2])
     """
-    if not (math.isfinite(eps) and eps >= 0):
-        raise ConfigError(f"expected a finite eps >= 0, got {eps}")
+    require(0 <= eps < math.inf, "a finite eps >= 0", eps)
     if not x.is_floating_point():
         raise DataError(f"expected floating-point inputs, got {x.dtype}")
     exact = x.double()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.errors import ConfigError
 
 
@@ -27,8 +28,7 @@ class Normalize(nn.Module):
         super().__init__()
         if len(mean) != len(std):
             raise ConfigError(f"expected as many std as mean values, got {len(mean)} means and {len(std)} stds")
-        if not all(s > 0 for s in std):
-            raise ConfigError(f"expected std > 0, got {tuple(std)}")
+        require(all(s > 0 for s in std), "std > 0", tuple(std))
         scale = 1 / torch.tensor(tuple(std), dtype=torch.float64)
         offset = -torch.tensor(tuple(mean), dtype=torch.float64) * scale
         dtype = torch.get_default_dtype()

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.seeds import Int64, UInt64, random_bits
-from gls_lirpa.errors import ConfigError
 
 # One number per purpose, so that order and augmentation are independent of each other.
 _ORDER, _SPLIT, _AUGMENT = 1, 2, 3
@@ -72,8 +72,7 @@ class Augmentation:
     edge: bool = True
 
     def __post_init__(self) -> None:
-        if self.pad < 0:
-            raise ConfigError(f"expected pad >= 0, got {self.pad}")
+        require(self.pad >= 0, "pad >= 0", self.pad)
 
     def __call__(self, images: Tensor, *, seed: int, epoch: int, indices: Tensor) -> Tensor:
         """Augment a batch N×C×H×W, of any dtype and in main memory, whose samples have these indices."""

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.balls import check_norm
+from gls_lirpa.base.checks import require
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.regions import PIXELS, Domain, ball, is_pixels, l2_region
 from gls_lirpa.certification.result import Certification
 from gls_lirpa.certification.settings import Settings, default_stages
 from gls_lirpa.certification.stage import StageOptions
-from gls_lirpa.errors import ConfigError
 from gls_lirpa.solver import SolverSettings
 
 
@@ -72,8 +72,7 @@ def certify(
     >>> print(result)
     1 samples: natural 100.00 %, adversarial 100.00 %, certified 100.00 %, 0 unknown
     """
-    if batch_size < 1:
-        raise ConfigError(f"expected batch_size >= 1, got {batch_size}")
+    require(batch_size >= 1, "batch_size >= 1", batch_size)
     plain = isinstance(eps, (int, float)) and is_pixels(domain)
     chosen = default_stages(norm) if stages is None else tuple(stages)
     radius = float(eps) if plain else 0.0

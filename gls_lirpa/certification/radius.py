@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.certification.cascade import BATCH_SIZE, Cascade
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.regions import PIXELS, Domain, ball, is_pixels
 from gls_lirpa.certification.settings import DEFAULT_STAGES, Settings
 from gls_lirpa.certification.stage import StageOptions, has_flag
-from gls_lirpa.errors import ConfigError, ContradictionError
+from gls_lirpa.errors import ContradictionError
 
 RADIUS_STAGES = tuple(name for name in DEFAULT_STAGES if not has_flag(name, "complete"))
 
@@ -70,11 +71,9 @@ def certified_radius(
     >>> [round(float(value), 2) for value in (radii.verified[0], radii.attacked[0])]
     [0.5, 0.5]
     """
-    if not (math.isfinite(largest) and 0 < largest <= (1.0 if is_pixels(domain) else math.inf)):
-        limit = " and <= 1 (pixels are scaled to [0, 1])" if is_pixels(domain) else ""
-        raise ConfigError(f"expected largest > 0{limit}, got {largest}")
-    if not (math.isfinite(tolerance) and tolerance > 0):
-        raise ConfigError(f"expected tolerance > 0, got {tolerance}")
+    limit = " and <= 1 (pixels are scaled to [0, 1])" if is_pixels(domain) else ""
+    require(0 < largest < math.inf and (not limit or largest <= 1), f"largest > 0{limit}", largest)
+    require(0 < tolerance < math.inf, "tolerance > 0", tolerance)
     chosen = options or StageOptions()
     cascade = Cascade(model, x, Settings(0.0, tuple(stages), timeout, seed, options=chosen))
     attack = Cascade(model, x, Settings(0.0, ("pgd",), timeout, seed, options=chosen))

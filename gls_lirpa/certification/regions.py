@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gls_lirpa.base.balls import Ball, l2_ball
 from gls_lirpa.base.boxes import Box, check_eps
+from gls_lirpa.base.checks import require
 from gls_lirpa.errors import ConfigError, DataError
 
 Domain = Sequence[float | Tensor] | None
@@ -71,8 +72,7 @@ def limits(x: Tensor, domain: Sequence[float | Tensor]) -> tuple[Tensor, Tensor]
         shapes = ", ".join(str(tuple(torch.as_tensor(end).shape)) for end in domain)
         expected = f"expected domain limits that fit inputs {tuple(x.shape[1:])}"
         raise ConfigError(f"{expected}, got shapes {shapes}") from error
-    if not bool((low <= high).all()):
-        raise ConfigError(f"expected domain=(low, high) with low <= high, got {_shown(domain)}")
+    require(bool((low <= high).all()), "domain=(low, high) with low <= high", _shown(domain))
     return low, high
 
 
@@ -81,8 +81,8 @@ def _radius(x: Tensor, eps: float | Tensor, *, pixels: bool) -> Tensor:
     if not isinstance(eps, Tensor):
         if pixels:
             check_eps(eps)
-        elif not (math.isfinite(eps) and eps >= 0):
-            raise ConfigError(f"expected a finite eps >= 0, got {eps}")
+        else:
+            require(0 <= eps < math.inf, "a finite eps >= 0", eps)
         return torch.as_tensor(eps, dtype=torch.float64, device=x.device)
     if eps.dim() and eps.shape != x.shape[:1]:
         raise ConfigError(f"expected one eps per sample, ({len(x)},), got a tensor of shape {tuple(eps.shape)}")

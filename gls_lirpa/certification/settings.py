@@ -60,8 +60,7 @@ class Settings:
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"expected one or more different stages, got {', '.join(self.stages) or 'none'}")
         object.__setattr__(self, "stages", names)
-        if not math.isfinite(self.timeout) or self.timeout <= 0:
-            raise ConfigError(f"expected a timeout > 0 in seconds, got {self.timeout}")
+        require(0 < self.timeout < math.inf, "a timeout > 0 in seconds", self.timeout)
         require(0 <= self.seed < 2**61 - 1, "0 <= seed < 2**61 - 1", self.seed)
         if self.norm == "l2":
             self._check_l2()

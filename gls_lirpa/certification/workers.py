@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.parcels import unpacked
 from gls_lirpa.base.ray_pool import WorkerPool
 from gls_lirpa.certification.cascade import Cascade
 from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.data import Split
-from gls_lirpa.errors import ConfigError
 
 LARGEST_BLOCK = 64
 
@@ -44,8 +44,7 @@ class CascadePool:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, *, workers: int, folder: Path) -> None:
-        if workers < 1:
-            raise ConfigError(f"expected workers >= 1, got {workers}")
+        require(workers >= 1, "workers >= 1", workers)
         self._model, self._settings, self._folder = model.cpu(), settings, folder
         self._workers = workers
         self.unusable: dict[str, str] = {}

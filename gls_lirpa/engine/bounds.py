@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gls_lirpa.base.autograd import scalar_with_gradient
 from gls_lirpa.base.balls import Ball
 from gls_lirpa.base.boxes import Bounds, Box, concatenated, margin_spec
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.modes import preserved
 from gls_lirpa.engine import populations
 from gls_lirpa.engine.batchnorm import Statistics, captured_statistics, in_train_mode, unmoved_statistics
@@ -21,7 +22,7 @@ from gls_lirpa.engine.relaxation import Relaxation, SampleFunction
 from gls_lirpa.engine.row_members import copied
 from gls_lirpa.engine.row_network import Tensors
 from gls_lirpa.engine.wrap import LIRPA_FAILURES, check_dropout
-from gls_lirpa.errors import ConfigError, DataError, EngineError
+from gls_lirpa.errors import DataError, EngineError
 
 Chunked = Relaxation | SampleFunction
 """What is computed in chunks."""
@@ -52,8 +53,7 @@ class BoundEngine(Primitives):
     """
 
     def __init__(self, model: nn.Module, example: Tensor, *, chunk_mib: int | None = None, route: str = "auto") -> None:
-        if chunk_mib is not None and chunk_mib < 0:
-            raise ConfigError(f"expected chunk_mib >= 0 (0: one sample at a time), got {chunk_mib}")
+        require(chunk_mib is None or chunk_mib >= 0, "chunk_mib >= 0 (0: one sample at a time)", chunk_mib)
         keep_freed_pages()
         super().__init__(model, example, route=route)
         self._layers = tuple(model.modules())

@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from gls_lirpa.base.balls import check_norm
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.figures import can_draw
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification import SolverSettings
@@ -91,8 +92,7 @@ def certify_job(
     after an interruption.
     """
     console = Console(stderr=True, quiet=quiet)
-    if workers < 1:
-        raise ConfigError(f"expected workers >= 1, got {workers}")
+    require(workers >= 1, "workers >= 1", workers)
     target = load_target(path, dataset=dataset, data_root=data_root, net=net)
     radius = target.eps if eps is None else eps
     if radius is None:
@@ -160,8 +160,7 @@ def stage_names(stages: str | None, norm: str = "linf") -> tuple[str, ...]:
 def _sample_count(samples: int | None, available: int) -> int:
     if samples is None:
         return available
-    if samples < 1:
-        raise ConfigError(f"expected samples >= 1, got {samples}")
+    require(samples >= 1, "samples >= 1", samples)
     return min(samples, available)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gls_lirpa.base.boxes import check_eps
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.certification import SolverSettings
@@ -120,8 +121,7 @@ def export_job(
         raise ConfigError(f"{str(path)!r} does not say for which radius: add --eps")
     if radius is not None:
         check_eps(radius)
-    if samples < 1:
-        raise ConfigError(f"expected samples >= 1, got {samples}")
+    require(samples >= 1, "samples >= 1", samples)
     write_onnx(target.model, target.dataset.in_shape, onnx, overwrite=overwrite)
     console.print(f"network: {onnx}", highlight=False)
     if vnnlib is None or radius is None:

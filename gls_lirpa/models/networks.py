@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.normalize import Normalize
 from gls_lirpa.base.registry import Registry
 from gls_lirpa.errors import ConfigError
@@ -92,8 +93,7 @@ def build_model(
     architecture = MODELS.get(name)
     if len(in_shape) != 3 or min(in_shape) < 1:
         raise ConfigError(f"expected in_shape = (channels, height, width), got {tuple(in_shape)}")
-    if classes < 2:
-        raise ConfigError(f"expected classes >= 2, got {classes}")
+    require(classes >= 2, "classes >= 2", classes)
     layers = _normalization(mean, std, channels=in_shape[0])
     channels, height, width = in_shape
     for number, conv in enumerate(architecture.convs_for(in_shape[1]), start=1):

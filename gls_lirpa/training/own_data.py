@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.sampling import Augmentation, stratified_split
 from gls_lirpa.data import Dataset, Split
-from gls_lirpa.errors import ConfigError, DataError
+from gls_lirpa.errors import DataError
 from gls_lirpa.training.custom import CUSTOM
 
 Data = Any
@@ -61,8 +62,7 @@ def own_dataset(
     (16, 4, 0, 2)
     """
     whole = own_split(train)
-    if not 0 <= val_fraction < 1:
-        raise ConfigError(f"expected 0 <= val_fraction < 1, got {val_fraction}")
+    require(0 <= val_fraction < 1, "0 <= val_fraction < 1", val_fraction)
     held_out = None if val is None else own_split(val, what="validation data")
     tested = whole.subset([]) if test is None else own_split(test, what="test data")
     parts = {"training data": whole, "validation data": held_out, "test data": tested}
