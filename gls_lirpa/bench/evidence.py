@@ -58,7 +58,9 @@ def accuracy_table(results: Sequence[Result]) -> Table:
         rows.append(tuple(row))
     header = ["method", "estimator", "natural", "adversarial", "certified", "unknown", "seeds"]
     header += [*(["paper nat. / cert."] if any(papers.values()) else []), "minutes"]
-    note = "Per cent of the certified test images, mean ± standard deviation over seeds; minutes of training a run."
+    splits = {str(r.certification.get("split")) for r in results}
+    images = " and ".join(sorted("held-out training" if split == "val" else split for split in splits))
+    note = f"Per cent of the certified {images} images, mean ± standard deviation over seeds; minutes of training a run."
     note += " † exploratory." if any(r.exploratory for r in results) else ""
     return Table("accuracies", tuple(header), tuple(rows), labels=2, note=note)
 
@@ -66,7 +68,7 @@ def accuracy_table(results: Sequence[Result]) -> Table:
 def _paper_row(results: Sequence[Result]) -> PaperRow | None:
     """The paper's row of a cell whose runs all follow that row's recipe in full."""
     config = results[0].config
-    if not all(_follows_a_recipe(dict(result.config)) for result in results):
+    if not all(r.certification.get("split") == "test" and _follows_a_recipe(dict(r.config)) for r in results):
         return None
     rows = (row for row in all_paper_rows() if row.table not in _INCOMPARABLE and row.recipe == _recipe(config))
     return next((row for row in rows if _same(row, config) and bool(results[0].start) == _started(row)), None)

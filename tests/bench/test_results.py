@@ -233,6 +233,9 @@ def test_paper_numbers_stand_beside_its_recipe_alone() -> None:
     for change in ({"epochs": 7}, {"lr": 5e-5}, {"limit": 1000}, {"l1": 1e-6}):
         short = [dataclasses.replace(r, config={**r.config, **change}) for r in experiment()]
         assert "paper nat. / cert." not in accuracy_table(short).header
+    held_out = [dataclasses.replace(r, certification={**r.certification, "split": "val"}) for r in experiment()]
+    assert "held-out training images" in accuracy_table(held_out).note
+    assert "paper nat. / cert." not in accuracy_table(held_out).header
     marked = [dataclasses.replace(r, exploratory=True) for r in experiment()]
     assert "†" in accuracy_table(marked).rows[0][1].text
 
