@@ -60,7 +60,7 @@ def accuracy_table(results: Sequence[Result]) -> Table:
     header += [*(["paper nat. / cert."] if any(papers.values()) else []), "minutes"]
     splits = {str(r.certification.get("split")) for r in results}
     images = " and ".join(sorted("held-out training" if split == "val" else split for split in splits))
-    note = f"Per cent of the certified {images} images, mean ± standard deviation over seeds; minutes of training a run."
+    note = f"Per cent of the certified {images} images, mean ± standard deviation over seeds; minutes of a training."
     note += " † exploratory." if any(r.exploratory for r in results) else ""
     return Table("accuracies", tuple(header), tuple(rows), labels=2, note=note)
 
