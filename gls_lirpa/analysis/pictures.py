@@ -44,7 +44,7 @@ def draw_landscape(landscape: Landscape, file: Path, *, title: str = "") -> None
         for index, name in enumerate(relaxations):
             curve = landscape.curve(name, sigma)
             values, errors = np.array(curve.values), BAND * np.array(curve.errors)
-            look = curve_look(_place(name, index), len(values))
+            look = curve_look(_number(name, index), len(values))
             panel.plot(landscape.positions, values, label=name, **look)
             if np.any(errors > 0):
                 bounds = (values - errors, values + errors)
@@ -79,16 +79,16 @@ def draw_scores(landscape: Landscape, file: Path, *, title: str = "") -> None:
     sigmas, relaxations = landscape.sigmas, landscape.relaxations
     figure = new_figure(width=8.0, height=3.6)
     panels = figure.subplots(1, len(names))
-    places = range(len(sigmas))
+    positions = range(len(sigmas))
     for panel, (score, label) in zip(panels, names.items(), strict=True):
         for index, name in enumerate(relaxations):
             heights = [getattr(landscape.curve(name, sigma).scores, score) for sigma in sigmas]
             # A convex curve's deviation is 0, which a logarithmic axis cannot show.
             positive = [height if height > 0 else math.nan for height in heights]
-            panel.plot(places, positive, label=name, **curve_look(_place(name, index), len(sigmas)))
+            panel.plot(positions, positive, label=name, **curve_look(_number(name, index), len(sigmas)))
         _whole_decades(panel)
         panel.set_title(label, fontsize=9)
-        panel.set_xticks(list(places), ["0" if s == 0 else f"{s:.3g}" for s in sigmas], rotation=45, fontsize=8)
+        panel.set_xticks(list(positions), ["0" if s == 0 else f"{s:.3g}" for s in sigmas], rotation=45, fontsize=8)
         panel.set_xlabel("σ", fontsize=9)
         panel.tick_params(axis="y", labelsize=8)
         panel.grid(alpha=0.3)
@@ -115,7 +115,7 @@ def draw_tightness(tightness: Tightness, file: Path, *, title: str = "") -> None
         axes.plot(radii, shares, label="PGD (upper limit)", color="0.6", linestyle="-", linewidth=2.5)
     for index, (name, shares) in enumerate(tightness.certified.items()):
         area = f" (area {tightness.areas[name]:.3f})" if name in tightness.areas else ""
-        look = curve_look(_place(name, index), number)
+        look = curve_look(_number(name, index), number)
         axes.plot(radii, [100 * share for share in shares], label=name + area, **look)
     axes.axhline(100 * tightness.natural, color="0.3", linewidth=0.8, label="natural")
     axes.set_xlabel("radius ε")
@@ -213,6 +213,6 @@ def _whole_decades(panel: Any) -> None:
         panel.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
 
 
-def _place(name: str, index: int) -> int:
+def _number(name: str, index: int) -> int:
     """A relaxation looks the same in every picture, whichever others are drawn with it."""
     return RELAXATIONS.names().index(name) if name in RELAXATIONS.names() else index

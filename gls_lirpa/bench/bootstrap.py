@@ -99,9 +99,9 @@ def _resampled(
         drawn = random.multinomial(len(groups), np.full(len(groups), 1 / len(groups)), size=resamples)
     else:
         drawn = np.ones((resamples, 1), dtype=np.int64)
-    for place, group in enumerate(groups):
+    for number, group in enumerate(groups):
         # Each time that a start is drawn, its seeds are drawn anew.
-        trials = drawn[:, place] * len(group)
+        trials = drawn[:, number] * len(group)
         weights[:, group] = random.multinomial(trials, np.full(len(group), 1 / len(group)))
     equal = 1 / len(table)
     weights = equal + factor * (weights / weights.sum(1, keepdims=True) - equal)

@@ -98,7 +98,7 @@ def _step(row: CostRow, batch: int, shape: tuple[int, ...], classes: int) -> flo
 def measured_costs(
     rows: Sequence[CostRow], *, sizes: tuple[int, int], progress: Callable[[int, int], None]
 ) -> list[dict[str, Any]]:
-    """For each row its place in the table and our minutes."""
+    """For each row its number in the table and our minutes."""
     found = []
     for number, row in enumerate(rows, start=1):
         minutes, epochs = epoch_minutes(row, sizes=sizes)

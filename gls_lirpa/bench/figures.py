@@ -58,13 +58,13 @@ def draw_bars(
     tops: list[float] = []
     lows: list[float] = []
     for index, row in enumerate(rows):
-        for place, column in enumerate(columns):
+        for position, column in enumerate(columns):
             own = [o for o in outcomes if o.done and (o.row, o.column) == (row, column)]
             value = estimate(getattr(o, quantity) for o in own)
             if value is None:
                 continue
             axes.bar(
-                place + (index - (len(rows) - 1) / 2) * width,
+                position + (index - (len(rows) - 1) / 2) * width,
                 value.mean,
                 width,
                 yerr=value.std,

@@ -28,7 +28,7 @@ _OF_THE_MACHINE = ("data_root", "device", "actors", "ray_address", "gpus_per_act
 
 @dataclass(frozen=True)
 class Result:
-    """One run, trained and certified. ``method`` and ``estimator`` are its place in the experiment's table.
+    """One run, trained and certified. ``method`` and ``estimator`` are its row and column in the experiment's table.
 
     ``exploratory``: its settings were chosen after looking at outcomes like it. Accuracies are in per cent.
     """
@@ -104,12 +104,12 @@ def collect(
     config = folder.config()
     if not folder.weights_file.exists():
         raise CheckpointError(f"run {str(run)!r} is not finished: continue it with --resume")
-    place = certification or _certification(run, config)
-    settings = _json(place / "settings.json")
-    letters = read_letters(place)
+    records = certification or _certification(run, config)
+    settings = _json(records / "settings.json")
+    letters = read_letters(records)
     due = settings.get("samples")
     if len(letters) != due:
-        raise CheckpointError(f"{str(place)!r} holds {len(letters)} of {due} images: finish the certification first")
+        raise CheckpointError(f"{str(records)!r} holds {len(letters)} of {due} images: finish the certification first")
     versions = _json(run / "versions.json")
     noted = versions.pop("commit", None)
     rows = folder.metrics()
@@ -130,7 +130,7 @@ def collect(
         certification={key: value for key, value in settings.items() if key not in ("weights", "samples")},
         epochs=len(rows),
         train_seconds=round(sum(row["seconds"] for row in rows), 1),
-        certify_seconds=round(float(_json(place / "summary.json").get("seconds", 0.0)), 1),
+        certify_seconds=round(float(_json(records / "summary.json").get("seconds", 0.0)), 1),
         **_accuracies(letters),
         verdicts=packed(letters),
     )
@@ -209,7 +209,7 @@ def _certification(run: Path, config: TrainConfig) -> Path:
             f"run {str(run)!r} has no certification at eps {config.eps:.4g} on the test split: "
             f"run `glscert certify {run}` first"
         )
-    names = ", ".join(place.name for place in found)
+    names = ", ".join(folder.name for folder in found)
     raise ConfigError(f"run {str(run)!r} has several certifications ({names}): choose one with --certification")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Entry:
-    """One place in a table; ``mark`` is empty, best, second or failed."""
+    """One cell of a table; ``mark`` is empty, best, second or failed."""
 
     text: str
     mark: str = ""

@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One place in a suite's table: what ``glscert train`` is given there.
+    """One cell of a suite's table: what ``glscert train`` is given there.
 
     ``start`` names the cell whose network this one starts from; a cell with ``once`` is trained with
     the first seed alone and serves all seeds.

@@ -61,7 +61,7 @@ class Cascade:
     ) -> Iterator[Record]:
         """The samples' records, each as soon as it is decided; the undecided come last.
 
-        ``indices``: the samples' numbers in their records, by default their places in ``x``; ``labels``: their classes.
+        ``indices``: the samples' numbers in their records, by default those in ``x``; ``labels``: their classes.
         ``box`` replaces the balls of the settings' radius: any finite boxes that hold their samples.
         """
         batch = self._admit(x, labels, indices, box)

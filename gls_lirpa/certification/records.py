@@ -28,7 +28,7 @@ REASONS = ("time", "nodes", "memory", "numerical", "error", "bound")
 class Record:
     """The verdict on one sample.
 
-    ``index``: the sample's place in the split; ``label``: its class.
+    ``index``: the sample's number in the split; ``label``: its class.
     ``prediction``: −1 where the logits are not finite. ``stage``: which one decided, or was the last
     to try. ``bound``: proven lower bound of the worst margin, None where there is none. ``spent``:
     seconds in each stage, a batch's time shared equally. ``exhausted``: a limit of time or nodes

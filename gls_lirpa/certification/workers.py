@@ -16,31 +16,31 @@ from gls_lirpa.certification.records import Record
 from gls_lirpa.certification.settings import Settings
 from gls_lirpa.data import Split
 
-LARGEST_BLOCK = 64
+LARGEST_PART = 64
 
 
 class CascadeWorker:
-    """Certifies blocks of samples in an actor."""
+    """Certifies some of the samples in an actor."""
 
     def __init__(self, parcel: bytes) -> None:
         torch.set_num_threads(1)
         model, self._split, settings, folder = unpacked(parcel)
         self._cascade = Cascade(model, self._split.batch([0])[0], settings, folder=folder)
 
-    def work(self, block: list[tuple[int, int]]) -> Iterator[Record | dict[str, str]]:
+    def work(self, part: list[tuple[int, int]]) -> Iterator[Record | dict[str, str]]:
         """Records of the samples at (position in the split, index), each as soon as it is decided; then the stages
         that were left out, and why."""
-        x, labels = self._split.batch([position for position, _ in block])
+        x, labels = self._split.batch([position for position, _ in part])
         # Ray sends into the generator, which `yield from` would pass on to iterators that take nothing.
-        for record in self._cascade.run(x, labels, torch.tensor([index for _, index in block])):  # noqa: UP028
+        for record in self._cascade.run(x, labels, torch.tensor([index for _, index in part])):  # noqa: UP028
             yield record
         yield self._cascade.unusable
 
 
 class CascadePool:
-    """Cascades on Ray actors. A sample's record does not depend on the block or the worker it came to.
+    """Cascades on Ray actors. A sample's record does not depend on the part or the worker it came to.
 
-    Blocks shrink towards the end, so that no worker waits long for another.
+    Parts shrink towards the end, so that no worker waits long for another.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, *, workers: int, folder: Path) -> None:
@@ -60,10 +60,10 @@ class CascadePool:
         waiting = list(enumerate(indices))
 
         def take() -> list[tuple[int, int]] | None:
-            width = max(1, min(LARGEST_BLOCK, len(waiting) // (2 * workers)))
-            block = waiting[:width]
+            width = max(1, min(LARGEST_PART, len(waiting) // (2 * workers)))
+            part = waiting[:width]
             del waiting[:width]
-            return block or None
+            return part or None
 
         pool = WorkerPool(
             CascadeWorker,
@@ -75,9 +75,9 @@ class CascadePool:
         for event in pool.stream(take):
             if event is None:
                 continue
-            block, found = event
+            part, found = event
             if isinstance(found, Record):
-                block[:] = [item for item in block if item[1] != found.index]
+                part[:] = [item for item in part if item[1] != found.index]
                 yield found
             else:
                 self.unusable |= found

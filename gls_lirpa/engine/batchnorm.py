@@ -34,7 +34,7 @@ def in_train_mode(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def captured_statistics(model: nn.Module) -> Iterator[Statistics]:
-    """Record the batch statistics that train-mode layers use in the forward pass inside the block.
+    """Record the batch statistics that train-mode layers use in the forward pass meanwhile.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
@@ -69,7 +69,7 @@ def captured_statistics(model: nn.Module) -> Iterator[Statistics]:
 
 @contextlib.contextmanager
 def unmoved_statistics(model: nn.Module) -> Iterator[None]:
-    """Inside the block train-mode layers use batch statistics but leave the running ones alone."""
+    """Meanwhile train-mode layers use batch statistics but leave the running ones alone."""
     layers = [layer for layer in batchnorms(model).values() if layer.training and layer.track_running_stats]
     try:
         for layer in layers:
@@ -82,7 +82,7 @@ def unmoved_statistics(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def applied_statistics(model: nn.Module, statistics: Statistics) -> Iterator[None]:
-    """Inside the block the named layers normalise by ``statistics``, differentiably and without
+    """Meanwhile the named layers normalise by ``statistics``, differentiably and without
     moving their running statistics."""
 
     def normaliser(mean: Tensor, var: Tensor) -> Any:

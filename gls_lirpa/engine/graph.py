@@ -102,9 +102,9 @@ def _conv_parameters(node: Any) -> Convolution:
     weight = constant_value(node.inputs[1])
     groups = node.groups
     if groups > 1:
-        blocks = torch.eye(groups, dtype=weight.dtype, device=weight.device).view(groups, 1, groups, 1, 1, 1)
+        diagonal = torch.eye(groups, dtype=weight.dtype, device=weight.device).view(groups, 1, groups, 1, 1, 1)
         out, channels, *size = weight.shape
-        weight = (weight.view(groups, out // groups, 1, channels, *size) * blocks).reshape(out, -1, *size)
+        weight = (weight.view(groups, out // groups, 1, channels, *size) * diagonal).reshape(out, -1, *size)
     dilation = _pair(node.dilation)
     if dilation != (1, 1):
         size = [(weight.shape[2 + a] - 1) * dilation[a] + 1 for a in (0, 1)]

@@ -77,14 +77,14 @@ class _Laid(torch.autograd.Function):
         ctx.size, ctx.stride = pair(parts.shape[4:]), stride
         extent = ReceptiveField(ctx.size, stride).extent(pair(positions))
         result = parts.new_zeros(count, channels, *extent)
-        for place, part in _slices(parts, stride):
-            result[place] += part
+        for at, part in _slices(parts, stride):
+            result[at] += part
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        blocks = gradients[0].unfold(2, ctx.size[0], ctx.stride[0]).unfold(3, ctx.size[1], ctx.stride[1])
-        return blocks.permute(0, 2, 3, 1, 4, 5), None
+        windows = gradients[0].unfold(2, ctx.size[0], ctx.stride[0]).unfold(3, ctx.size[1], ctx.stride[1])
+        return windows.permute(0, 2, 3, 1, 4, 5), None
 
 
 def _slices(parts: Tensor, stride: Pair) -> Iterator[tuple[tuple[slice, ...], Tensor]]:

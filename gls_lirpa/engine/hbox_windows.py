@@ -98,7 +98,7 @@ class Windows:
         return Dense(self._cropped(sums).reshape(len(sums), rows, -1).transpose(1, 2))
 
     def to_dense(self) -> Dense:
-        """Each window copied to its place in the image enlarged by what the windows reach over it."""
+        """Each window copied to where it lies in the image enlarged by what the windows reach over it."""
         early = len(self.patches) > 1  # factors before the windows are laid out, unless that would make B of one
         patches = self._scaled_patches() if early else self.patches
         (channels, *positions), (inputs, *_), size = self.maps, self.image, self.window.size
@@ -106,10 +106,10 @@ class Windows:
         rows = patches.expand(-1, count, -1, -1).reshape(len(patches), count, channels, inputs, -1)
         numbers = torch.arange(math.prod(extent), dtype=torch.float64).reshape(1, 1, *extent)
         pixels = F.unfold(numbers, size, stride=self.window.stride)[0].long()  # (size, positions)
-        places = pixels.t() * count + torch.arange(count).unsqueeze(1)
+        targets = pixels.t() * count + torch.arange(count).unsqueeze(1)
         batch = len(patches)
         full = rows.new_zeros(math.prod(extent) * count, batch * channels * inputs).index_copy(
-            0, places.flatten().to(rows.device), rows.permute(1, 4, 0, 2, 3).reshape(places.numel(), -1)
+            0, targets.flatten().to(rows.device), rows.permute(1, 4, 0, 2, 3).reshape(targets.numel(), -1)
         )
         full = full.reshape(*extent, count, batch, channels, inputs).permute(3, 5, 4, 2, 0, 1)
         full = self._cropped(full).permute(0, 1, 4, 5, 2, 3).reshape(batch, -1, *self.maps)
@@ -143,12 +143,12 @@ class Windows:
     def _convolved(self, convolution: Convolution, window: ReceptiveField, maps: tuple[int, int, int]) -> Tensor:
         weight = convolution.weight.to(self.patches)
         if not self._shared:
-            return self._convolved_blocks(convolution, weight, maps)
+            return self._convolved_windows(convolution, weight, maps)
         kernel = torch.einsum(
             "ocd,ciw,dwv->cdoiv",
             weight.flatten(2),
             self.patches.reshape(self.maps[0], self.image[0], -1),
-            self._places(convolution, window),
+            self._meetings(convolution, window),
         )
         if self.scale is None and self.window == ReceptiveField():
             # Padded positions are pixels outside the image.
@@ -158,20 +158,20 @@ class Windows:
         mixed = columns.transpose(1, 2) @ kernel.reshape(columns.shape[1], -1)
         return mixed.reshape(len(columns), -1, maps[0], self.image[0] * math.prod(window.size))
 
-    def _places(self, convolution: Convolution, window: ReceptiveField) -> Tensor:
+    def _meetings(self, convolution: Convolution, window: ReceptiveField) -> Tensor:
         """1 where entry w of the window at kernel position d is entry v of the new one: (d, w, v)."""
         count = math.prod(window.size)
         entries = torch.eye(count, dtype=self.patches.dtype, device=self.patches.device).reshape(1, count, *window.size)
-        blocks = F.unfold(entries, self.window.size, stride=self.window.stride)  # (1, v · w, d)
-        return blocks.reshape(count, -1, blocks.shape[-1]).permute(2, 1, 0)
+        windows = F.unfold(entries, self.window.size, stride=self.window.stride)  # (1, v · w, d)
+        return windows.reshape(count, -1, windows.shape[-1]).permute(2, 1, 0)
 
-    def _convolved_blocks(self, convolution: Convolution, weight: Tensor, maps: tuple[int, int, int]) -> Tensor:
+    def _convolved_windows(self, convolution: Convolution, weight: Tensor, maps: tuple[int, int, int]) -> Tensor:
         """Windows that differ by position: the products of every kernel position, laid over each other."""
         patches = self._scaled_patches()
         (above, left), (down, right) = convolution.padding, convolution.stride
         grid = patches.reshape(len(patches), *self.maps[1:], self.maps[0], -1)
         grid = F.pad(grid, [0, 0, 0, 0, left, left, above, above])
-        blocks = grid.unfold(1, convolution.size[0], down).unfold(2, convolution.size[1], right)
-        parts = torch.einsum("bpqcwxy,ocxy->bpqxyow", blocks, weight)
+        windows = grid.unfold(1, convolution.size[0], down).unfold(2, convolution.size[1], right)
+        parts = torch.einsum("bpqcwxy,ocxy->bpqxyow", windows, weight)
         parts = parts.reshape(-1, *convolution.size, maps[0] * self.image[0], *self.window.size)
         return laid(parts, self.window.stride).reshape(len(patches), math.prod(maps[1:]), maps[0], -1)

@@ -19,7 +19,7 @@ from gls_lirpa.engine.compat import forget
 
 @contextlib.contextmanager
 def intersected(bounded: Any) -> Iterator[None]:
-    """Inside the block ``compute_bounds`` of this BoundedModule intersects intermediate bounds."""
+    """Meanwhile ``compute_bounds`` of this BoundedModule intersects intermediate bounds."""
     original = bounded.compute_intermediate_bounds
 
     def compute(node: Any, prior_checked: bool = False) -> None:

@@ -104,10 +104,10 @@ def _as_convolution(x: Tensor, sources: Tensor) -> Map | None:
     return None
 
 
-def _progression(places: list[int], image: int) -> Side | None:
-    step = places[1] - places[0] if len(places) > 1 else 1
-    side = Side(image, places[0], step, 1, len(places))
-    return side if step > 0 and places == [places[0] + i * step for i in range(len(places))] else None
+def _progression(pixels: list[int], image: int) -> Side | None:
+    step = pixels[1] - pixels[0] if len(pixels) > 1 else 1
+    side = Side(image, pixels[0], step, 1, len(pixels))
+    return side if step > 0 and pixels == [pixels[0] + i * step for i in range(len(pixels))] else None
 
 
 def _matrix(x: Tensor, apply: Map, target: tuple[int, ...], name: str) -> Map | None:

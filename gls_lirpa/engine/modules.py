@@ -61,7 +61,7 @@ Probe = Callable[[Mode, Box, Tensor], Tensor]
 
 
 class BoundedNetwork:
-    """One BoundedModule of ``core`` and the places in ``core`` where its tensors live."""
+    """One BoundedModule of ``core`` and the modules of ``core`` whose tensors it shares."""
 
     def __init__(self, core: nn.Module, example: Tensor, *, conv_mode: str) -> None:
         self.bounded = wrap(core, example, conv_mode=conv_mode)

@@ -70,21 +70,21 @@ def _parts(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked
 
 
 def _joined(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:
-    """cat, stack: the sum of what each tensor alone would give with zeros in the place of the others."""
+    """cat, stack: the sum of what each tensor alone would give with zeros instead of the others."""
     tensors = list(args[0] if args else kwargs["tensors"])
     rest = args[1:]
     named = {key: value for key, value in kwargs.items() if key != "tensors"}
     total: Any = None
-    for place, tensor in enumerate(tensors):
+    for position, tensor in enumerate(tensors):
         if not tracked(tensor):
             continue
 
-        def alone(z: Tensor, place: int = place) -> Tensor:
+        def alone(z: Tensor, position: int = position) -> Tensor:
             zeros = [z.new_zeros(len(z), *other.shape[1:]) for other in tensors]
-            joined: Tensor = function([*zeros[:place], z, *zeros[place + 1 :]], *rest, **named)
+            joined: Tensor = function([*zeros[:position], z, *zeros[position + 1 :]], *rest, **named)
             return joined
 
-        term = _embedded(function, tensors, place, rest, named)
+        term = _embedded(function, tensors, position, rest, named)
         term = mapped(tensor, alone, _name(function)) if term is None else term
         if term is NotImplemented:
             return NotImplemented
@@ -98,18 +98,18 @@ def _joined(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracke
     return total + constant if needed else total
 
 
-def _embedded(function: Any, tensors: list[Tensor], place: int, rest: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _embedded(function: Any, tensors: list[Tensor], position: int, rest: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Channels of images joined with others: a convolution of size 1."""
     dim = named.get("dim", named.get("axis", rest[0] if rest else 0))
-    if function is torch.stack or dim not in (1, -3) or tensors[place].dim() != 4:
+    if function is torch.stack or dim not in (1, -3) or tensors[position].dim() != 4:
         return None
     with untraced():
         sizes = [int(t.shape[1]) for t in tensors]
-        start, own = sum(sizes[:place]), sizes[place]
-        x = tensors[place]
+        start, own = sum(sizes[:position]), sizes[position]
+        x = tensors[position]
         weight = torch.zeros(sum(sizes), own, 1, 1, dtype=x.dtype, device=x.device)
         weight[start : start + own, :, 0, 0] = torch.eye(own, dtype=x.dtype, device=x.device)
-    return torch.conv2d(tensors[place], weight)
+    return torch.conv2d(tensors[position], weight)
 
 
 def _avg_pool2d(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tracked: Tracked) -> Any:

@@ -22,7 +22,7 @@ from gls_lirpa.engine.row_relaxation import Slopes
 if TYPE_CHECKING:
     from gls_lirpa.engine.row_walk import Relaxed
 
-BLOCKS, LEAST_ROWS = 8, 128
+PARTS, LEAST_ROWS = 8, 128
 """Rows are done in so many parts, each of at least so many rows, whatever the number of threads: sums of derivatives
 are then the same for any."""
 
@@ -133,10 +133,10 @@ class _Groups:
     place: Array
 
     @cached_property
-    def blocks(self) -> list[tuple[int, int]]:
+    def parts(self) -> list[tuple[int, int]]:
         """Parts of about as many rows, no sample in two of them."""
         rows = int(self.first[-1])
-        count = max(1, min(BLOCKS, rows // LEAST_ROWS))
+        count = max(1, min(PARTS, rows // LEAST_ROWS))
         cuts = np.searchsorted(self.first, np.arange(1, count) * rows // count)
         fresh = np.flatnonzero(np.diff(self.sample)) + 1
         ends = fresh[np.searchsorted(fresh, cuts[cuts <= (fresh[-1] if len(fresh) else -1)])]
@@ -176,20 +176,20 @@ class _Job:
         """Lower bounds of rows (·, ·, coefficients)."""
         found = values.new_empty(values.shape[:2])
         nothing = [tuple(np.empty((len(t), 0), _numpy(t).dtype) for t in tensors[k::KINDS]) for k in range(1, KINDS)]
-        self._run(values, tensors, found, False, _numpy(found).reshape(-1, 1), lambda block: nothing)
+        self._run(values, tensors, found, False, _numpy(found).reshape(-1, 1), lambda part: nothing)
         return found
 
     def derivatives(self, values: Tensor, tensors: Sequence[Tensor], down: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Those in ``values``, and in all ``tensors`` but lower slopes, where those in the bounds are ``down``."""
         found = torch.empty_like(values)
         slopes = [[torch.zeros_like(t) for t in tensors[k::KINDS]] for k in (1, 2)]
-        # No sample is in two blocks, but weights are.
-        shared = [[t.new_zeros(len(self.groups.blocks), *t.shape) for t in tensors[k::KINDS]] for k in (3, 4)]
+        # No sample is in two parts, but weights are.
+        shared = [[t.new_zeros(len(self.groups.parts), *t.shape) for t in tensors[k::KINDS]] for k in (3, 4)]
 
-        def own(block: int) -> list[tuple[Array, ...]]:
+        def own(part: int) -> list[tuple[Array, ...]]:
             return [
                 *(tuple(_numpy(t) for t in kind) for kind in slopes),
-                *(tuple(_numpy(t[block]) for t in kind) for kind in shared),
+                *(tuple(_numpy(t[part]) for t in kind) for kind in shared),
             ]
 
         self._run(values, tensors, down.contiguous(), True, _numpy(found.flatten(0, 1)), own)
@@ -205,7 +205,7 @@ class _Job:
         d_values: Array,
         results: Callable[[int], list[tuple[Array, ...]]],
     ) -> None:
-        own, blocks = kernels(), self.groups.blocks
+        own, parts = kernels(), self.groups.parts
         kinds = [tuple(_numpy(t) for t in tensors[k::KINDS]) for k in range(KINDS)]
         rows, ends = _numpy(values.flatten(0, 1)), _numpy(bounds.flatten())
         center, radius = (_numpy(end) for end in self.box)
@@ -213,18 +213,18 @@ class _Job:
         # Kernels visit neurons that are alive: a weight that is not finite must be seen elsewhere too.
         spoilt = float(sum((tensor.detach() * 0).sum() for k in (3, 4) for tensor in tensors[k::KINDS]))
 
-        def run(block: int) -> None:
+        def run(part: int) -> None:
             own.lower_bounds(
                 self.plan, self.full, rows, groups.first, groups.sample, groups.place, self.batch,
-                *kinds, center, radius, spoilt, ends, differentiate, d_values, *results(block), *blocks[block],
+                *kinds, center, radius, spoilt, ends, differentiate, d_values, *results(part), *parts[part],
             )  # fmt: skip
 
-        threads = min(torch.get_num_threads(), len(blocks))
+        threads = min(torch.get_num_threads(), len(parts))
         if threads == 1:
-            for block in range(len(blocks)):
-                run(block)
+            for part in range(len(parts)):
+                run(part)
             return
-        list(_workers(threads).map(run, range(len(blocks))))
+        list(_workers(threads).map(run, range(len(parts))))
 
 
 def _numpy(tensor: Tensor) -> Array:

@@ -41,7 +41,7 @@ def _compiled(function: Any, *, reordered: bool = False) -> Any:
 
 
 @_compiled
-def _listed(plan: Array, k: int, full: bool, oy: int, ox: int, alpha: Array, excess: Array, place: Array) -> int:
+def _listed(plan: Array, k: int, full: bool, oy: int, ox: int, alpha: Array, excess: Array, alive: Array) -> int:
     """Neurons of a window that are not dead: where in the window, which of the map, where what they hand on begins."""
     line, below = plan[k], plan[k + 1]
     width, channels, count = line[WIDTH], line[CHANNELS], 0
@@ -52,14 +52,14 @@ def _listed(plan: Array, k: int, full: bool, oy: int, ox: int, alpha: Array, exc
             neuron, position = ((y + oy) * width + x + ox) * channels, (y * line[WIDE] + x) * channels
             for c in range(channels):
                 # Written in any case: a branch would be mispredicted too often.
-                place[0, count], place[1, count], place[2, count] = position + c, neuron + c, target
+                alive[0, count], alive[1, count], alive[2, count] = position + c, neuron + c, target
                 count += (alpha[neuron + c] != 0) | (excess[neuron + c] != 0)
     return count
 
 
 @_compiled
 def _jumps(plan: Array) -> Array:
-    """By ReLU: where the lanes of a kernel meet the window below, from the place where the kernel begins."""
+    """By ReLU: where the lanes of a kernel meet the window below, from where the kernel begins."""
     levels = len(plan) - 1
     jump = np.zeros((levels, (plan[:levels, TAPS] * plan[:levels, ACROSS]).max() // LANES), np.int64)
     for k in range(levels):
@@ -72,7 +72,7 @@ def _jumps(plan: Array) -> Array:
 
 @_compiled
 def _down(
-    plan: Array, k: int, rows: int, count: int, place: Array, jump: Array, buffer: Array, total: Array, factor: Array,
+    plan: Array, k: int, rows: int, count: int, alive: Array, jump: Array, buffer: Array, total: Array, factor: Array,
     alpha: Array, excess: Array, offset: Array, weight: Array, bias: Array,
 ) -> None:  # fmt: skip
     """Coefficients of a ReLU's output as those of the convolution's input below it, and the constants that rows get.
@@ -85,15 +85,15 @@ def _down(
     zero = buffer.dtype.type(0)
     constant = np.zeros(rows)
     for j in range(count):
-        neuron = place[1, j]
+        neuron = alive[1, j]
         channel = neuron % line[CHANNELS]
         a, e, shift, b = alpha[neuron], excess[neuron], offset[neuron], bias[channel]
         for r in range(rows):
-            value = buffer[line[BEGIN] + r * line[SIZE] + place[0, j]]
+            value = buffer[line[BEGIN] + r * line[SIZE] + alive[0, j]]
             low = value if value < zero else zero
             factor[r] = a * value + low * e
             constant[r] += low * shift + factor[r] * b
-        o, i, r = below[BEGIN] + place[2, j], channel * entries, 0
+        o, i, r = below[BEGIN] + alive[2, j], channel * entries, 0
         while r + 3 <= rows:
             scatter_3(buffer, o + r * size, size, factor, r, weight, i, jump, lines)
             r += 3
@@ -107,7 +107,7 @@ def _down(
 
 @_compiled
 def _up(
-    plan: Array, k: int, rows: int, count: int, place: Array, jump: Array, buffer: Array, change: Array, down: Array,
+    plan: Array, k: int, rows: int, count: int, alive: Array, jump: Array, buffer: Array, change: Array, down: Array,
     factor: Array, slope: Array, alpha: Array, excess: Array, offset: Array, weight: Array, bias: Array,
     d_excess: Array, d_offset: Array, d_weight: Array, d_bias: Array,
 ) -> None:  # fmt: skip
@@ -117,13 +117,13 @@ def _up(
     lines = entries // LANES
     zero = buffer.dtype.type(0)
     for j in range(count):
-        neuron = place[1, j]
+        neuron = alive[1, j]
         channel = neuron % line[CHANNELS]
         a, e, shift, b = alpha[neuron], excess[neuron], offset[neuron], bias[channel]
         for r in range(rows):
-            value = buffer[line[BEGIN] + r * line[SIZE] + place[0, j]]
+            value = buffer[line[BEGIN] + r * line[SIZE] + alive[0, j]]
             factor[r] = a * value + (value if value < zero else zero) * e
-        o, i, r = below[BEGIN] + place[2, j], channel * entries, 0
+        o, i, r = below[BEGIN] + alive[2, j], channel * entries, 0
         while r + 3 <= rows:
             gather_3(change, o + r * size, size, factor, slope, r, weight, d_weight, i, jump, lines)
             r += 3
@@ -132,7 +132,7 @@ def _up(
         elif r + 1 == rows:
             gather_1(change, o + r * size, size, factor, slope, r, weight, d_weight, i, jump, lines)
         for r in range(rows):
-            at = line[BEGIN] + r * line[SIZE] + place[0, j]
+            at = line[BEGIN] + r * line[SIZE] + alive[0, j]
             value, own, new = buffer[at], down[r], slope[r] + down[r] * b
             d_bias[channel] += factor[r] * own
             change[at] = a * new
@@ -202,7 +202,7 @@ def lower_bounds(
     total, (factor, slope) = np.zeros(ROWS), np.zeros((2, ROWS), values.dtype)
     counts = np.zeros(levels, np.int64)
     windows = plan[:levels, HIGH] * plan[:levels, WIDE] * plan[:levels, CHANNELS]
-    place = np.empty((levels, 3, windows.max() + 1), np.int32)
+    alive = np.empty((levels, 3, windows.max() + 1), np.int32)
     jump = _jumps(plan)
     origin = np.zeros((levels + 1, 2), np.int64)
     width = values.shape[1]
@@ -212,7 +212,7 @@ def lower_bounds(
         origin[0] = places[g]
         for k in range(levels):
             oy, ox = origin[k]
-            counts[k] = _listed(plan, k, full, oy, ox, alpha[k][s], excess[k][s], place[k])
+            counts[k] = _listed(plan, k, full, oy, ox, alpha[k][s], excess[k][s], alive[k])
             origin[k + 1, 0] = (0 if full else oy * plan[k, STRIDE_Y]) - plan[k, PAD_Y]
             origin[k + 1, 1] = (0 if full else ox * plan[k, STRIDE_X]) - plan[k, PAD_X]
         bottom = plan[levels]
@@ -224,7 +224,7 @@ def lower_bounds(
                 total[r] = spoilt + _spoilt(values[begin + r])
             for k in range(levels):
                 buffer[plan[k + 1, BEGIN] : plan[k + 1, BEGIN] + rows * plan[k + 1, SIZE]] = 0
-                _down(plan, k, rows, counts[k], place[k], jump[k], buffer, total, factor,
+                _down(plan, k, rows, counts[k], alive[k], jump[k], buffer, total, factor,
                       alpha[k][s], excess[k][s], offset[k][s], weight[k][member], bias[k][member])  # fmt: skip
             own, box = bounds[begin : begin + rows], s % batch
             oy, ox = origin[levels]
@@ -236,7 +236,7 @@ def lower_bounds(
                 change[plan[k, BEGIN] : plan[k, BEGIN] + rows * plan[k, SIZE]] = 0
             _ends_up(bottom, oy, ox, rows, buffer, center[box], radius[box], change, own)
             for k in range(levels - 1, -1, -1):
-                _up(plan, k, rows, counts[k], place[k], jump[k], buffer, change, own, factor, slope,
+                _up(plan, k, rows, counts[k], alive[k], jump[k], buffer, change, own, factor, slope,
                     alpha[k][s], excess[k][s], offset[k][s], weight[k][member], bias[k][member],
                     d_excess[k][s], d_offset[k][s], d_weight[k][member], d_bias[k][member])  # fmt: skip
             for r in range(rows):

@@ -47,8 +47,8 @@ def by_places(network: RowNetwork, layer: Layer, tensors: Tensors, index: Index)
         return None
     places = (found,) if full else (found // (height * width), found // width % height, found % width)
     step = max(1, PART_VALUES // (2 * largest))
-    blocks = [slice(first, min(first + step, size)) for first in range(0, size, step)]
-    return ByPlaces(places, [PlaceRows(network, layer, tensors, block) for block in blocks], place, neuron)
+    slices = [slice(first, min(first + step, size)) for first in range(0, size, step)]
+    return ByPlaces(places, [PlaceRows(network, layer, tensors, part) for part in slices], place, neuron)
 
 
 class PlaceRows(NeuronRows):

@@ -18,7 +18,7 @@ class TimeLimit(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[float]:
-    """Raise TimeLimit in the block when the limit and a little grace have passed; gives the time it began at.
+    """Raise TimeLimit meanwhile, when the limit and a little grace have passed; gives the time it began at.
 
     Works in the main thread of systems with interval timers; elsewhere the searches watch the clock alone.
 
@@ -51,6 +51,6 @@ def time_limit(seconds: float) -> Iterator[float]:
     finally:
         try:
             disarm()
-        except TimeLimit:  # it came between the end of the block and here
+        except TimeLimit:  # it came between the end of the work and here
             disarm()
             raise

@@ -21,7 +21,7 @@ from gls_lirpa.exchange.layers import concatenated
 class Maxima(nn.Module):
     """One level of a tree of maxima: max(a, b) = b + relu(a − b) for some pairs, the rest as it is.
 
-    ``groups`` holds the widths of consecutive blocks of the input; each comes out half as wide.
+    ``groups`` holds the widths of consecutive parts of the input; each comes out half as wide.
 
     >>> Maxima([3, 1])(torch.tensor([[5.0, 1.0, 2.0, 7.0]])).tolist()
     [[5.0, 2.0, 7.0]]

@@ -48,15 +48,15 @@ def read_digits(root: Path, *, download: bool, limit: int | None) -> Parts:
 
 
 def read_mnist(root: Path, *, download: bool, limit: int | None) -> Parts:
-    """The four IDX files, plain or gzipped, in MNIST/raw (torchvision's place) or in ``root`` itself."""
+    """The four IDX files, plain or gzipped, in MNIST/raw (torchvision's folder) or in ``root`` itself."""
     del limit
     expected = [name for names in _MNIST_FILES.values() for name in names]
-    place = _locate("mnist", {root / "MNIST" / "raw": expected, root: expected}, root, "MNIST" if download else None)
+    folder = _locate("mnist", {root / "MNIST" / "raw": expected, root: expected}, root, "MNIST" if download else None)
     parts = {}
     for part, (images, labels) in _MNIST_FILES.items():
-        pixels, targets = _read_idx(place / images, dims=3), _read_idx(place / labels, dims=1)
+        pixels, targets = _read_idx(folder / images, dims=3), _read_idx(folder / labels, dims=1)
         if len(pixels) != len(targets):
-            raise DataError(f"{place / images} holds {len(pixels)} images but {labels} {len(targets)} labels")
+            raise DataError(f"{folder / images} holds {len(pixels)} images but {labels} {len(targets)} labels")
         parts[part] = Arrays(torch.from_numpy(pixels).unsqueeze(1), torch.from_numpy(targets.astype(np.int64)))
     return Parts(parts["train"], parts["test"], _TEN)
 
@@ -79,9 +79,9 @@ def read_cifar10(root: Path, *, download: bool, limit: int | None) -> Parts:
     del limit
     python, binary = root / "cifar-10-batches-py", root / "cifar-10-batches-bin"
     layouts = {python: list(_CIFAR_BATCHES), binary: [f"{name}.bin" for name in _CIFAR_BATCHES]}
-    place = _locate("cifar10", layouts, root, "CIFAR10" if download else None)
-    read = _read_cifar_binary if place == binary else _read_cifar_pickle
-    *train, test = [read(place / name) for name in layouts[place]]
+    folder = _locate("cifar10", layouts, root, "CIFAR10" if download else None)
+    read = _read_cifar_binary if folder == binary else _read_cifar_pickle
+    *train, test = [read(folder / name) for name in layouts[folder]]
     images, labels = torch.cat([a.images for a in train]), torch.cat([a.labels for a in train])
     return Parts(Arrays(images, labels), test, _CIFAR_CLASSES)
 
@@ -150,14 +150,14 @@ def _locate(name: str, layouts: Mapping[Path, Sequence[str]], root: Path, downlo
         # What a failed download left behind is not looked at.
         found = found if failure else look()
         reason = f"download failed: {failure or 'files still missing'}"
-    for place, lacking in found.items():
+    for folder, lacking in found.items():
         if not lacking:
-            return place
-    for place, lacking in found.items():
-        if len(lacking) < len(layouts[place]):
-            raise DataError(f"{name} is incomplete: {place} lacks {', '.join(lacking)}; {reason}; add what is missing")
-    places: dict[str, list[str]] = {}
-    for place, files in layouts.items():
-        places.setdefault(", ".join(files), []).append(str(place))
-    looked = " and ".join(f"in {' and '.join(where)} for {files}" for files, where in places.items())
+            return folder
+    for folder, lacking in found.items():
+        if len(lacking) < len(layouts[folder]):
+            raise DataError(f"{name} is incomplete: {folder} lacks {', '.join(lacking)}; {reason}; add what is missing")
+    folders_of: dict[str, list[str]] = {}
+    for folder, files in layouts.items():
+        folders_of.setdefault(", ".join(files), []).append(str(folder))
+    looked = " and ".join(f"in {' and '.join(where)} for {files}" for files, where in folders_of.items())
     raise DataError(f"{name} not found: looked {looked}; {reason}; put the files there or name another data root")

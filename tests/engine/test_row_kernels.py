@@ -135,18 +135,18 @@ def test_threads_change_no_digit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
 
 
-def test_blocks_share_no_sample_and_leave_none_out() -> None:
+def test_parts_share_no_sample_and_leave_none_out() -> None:
     sample = np.array([0, 0, 1, 1, 1, 2, 5, 5, 7])
     sizes = np.array([4, 2, 2, 8, 2, 40, 2, 6, 2])
     groups = row_compiled._Groups(np.append(0, np.cumsum(sizes)), sample, np.zeros((9, 2), np.int64))
     for least in (1, 2, 16, 1000):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(row_compiled, "LEAST_ROWS", least)
-            blocks = row_compiled._Groups(groups.first, groups.sample, groups.place).blocks
-        assert blocks[0][0] == 0 and blocks[-1][1] == 9
-        assert all(a[1] == b[0] and a[0] < a[1] for a, b in pairwise(blocks))
-        assert all(sample[a[1] - 1] != sample[b[0]] for a, b in pairwise(blocks))
-        assert (len(blocks) == 1) == (least == 1000)
+            parts = row_compiled._Groups(groups.first, groups.sample, groups.place).parts
+        assert parts[0][0] == 0 and parts[-1][1] == 9
+        assert all(a[1] == b[0] and a[0] < a[1] for a, b in pairwise(parts))
+        assert all(sample[a[1] - 1] != sample[b[0]] for a, b in pairwise(parts))
+        assert (len(parts) == 1) == (least == 1000)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
