@@ -83,7 +83,7 @@ def _connect(address: str | None, actors: int, store_bytes: int) -> None:
     with ExitStack() as undo:
         # evotorch configures the process's logging when it is imported, unless told not to.
         _set(undo, os.environ, "EVOTORCH_VERBOSE_LEVEL", "-1")
-        # After an error Ray would log that of every other block under way; we raise the first.
+        # After an error Ray would log that of every other job under way; we raise the first.
         _set(undo, os.environ, "RAY_IGNORE_UNHANDLED_ERRORS", "1")
         if address is None:
             for key, value in ENVIRONMENT.items():

@@ -1,7 +1,7 @@
 """The population on Ray actors: starting them, replacing those that die, and one-line errors.
 
 evotorch's own distributed modes either ship the whole population or centre the losses per actor; here
-its ``Problem`` is the actor pool alone, and the blocks, seeds and sums are those of the local pool.
+its ``Problem`` is the actor pool alone, and the shards, seeds and sums are those of the local pool.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gls_lirpa.base.checks import number
 from gls_lirpa.base.parcels import packed
 from gls_lirpa.base.ray_pool import Patience, deaths, last_line, original
 from gls_lirpa.errors import ConfigError, GLSError
-from gls_lirpa.estimators.pool import BLOCKS, Factory
+from gls_lirpa.estimators.pool import SHARDS, Factory
 from gls_lirpa.estimators.transport import Shipment, describe, unpack
 from gls_lirpa.estimators.worker import Task, Worker
 
 if TYPE_CHECKING:
-    from gls_lirpa.estimators.problem import BlockProblem
+    from gls_lirpa.estimators.problem import ShardProblem
 
 START_SECONDS = 300.0
 
@@ -29,7 +29,7 @@ class ActorPool:
     """The interface of LocalPool over actors, which start at the first use.
 
     An actor that dies takes nothing with it: noise comes from seeds, so all actors are replaced and the
-    missing blocks repeated, with identical results. An error inside the loss is raised as it is.
+    missing shards repeated, with identical results. An error inside the loss is raised as it is.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class ActorPool:
         self.gpus_per_actor = number("gpus_per_actor", gpus_per_actor, inclusive=True)
         self._factory = factory
         self._ray: Any = None
-        self._problem: BlockProblem | None = None
-        self._stop: weakref.finalize[[BlockProblem, Any], ActorPool] | None = None
+        self._problem: ShardProblem | None = None
+        self._stop: weakref.finalize[[ShardProblem, Any], ActorPool] | None = None
         self._sent: tuple[Task, Any] | None = None
 
-    def map(self, method: str, task: Task, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    def map(self, method: str, task: Task, shards: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         problem = self._started()
         patience, done = Patience("the latest checkpoint can be resumed"), 0
         while True:
             try:
-                for result in problem.each(method, self._shipped(task), blocks[done:]):
+                for result in problem.each(method, self._shipped(task), shards[done:]):
                     done += 1
                     yield unpack(result, self.worker.weights.device)
                 return
@@ -71,20 +71,20 @@ class ActorPool:
         """The actors' process ids (starting them if necessary)."""
         return self._started().processes()
 
-    def _started(self) -> BlockProblem:
+    def _started(self) -> ShardProblem:
         if self._problem is not None:
             if self._ray.is_initialized():
                 return self._problem
             self.close()  # somebody shut Ray down meanwhile
-        numbers = 4 * BLOCKS * self.worker.weights.size
+        numbers = 4 * SHARDS * self.worker.weights.size
         self._ray = ray_session.acquire(
             self.ray_address, actors=self.actors, gpus=self.gpus_per_actor, store_bytes=numbers * 8
         )
         try:
-            from gls_lirpa.estimators.problem import BlockProblem
+            from gls_lirpa.estimators.problem import ShardProblem
 
             parcel, names = packed(self._factory, what="the factory"), self.worker.weights.names
-            problem = BlockProblem(parcel, names, actors=self.actors, gpus_per_actor=self.gpus_per_actor)
+            problem = ShardProblem(parcel, names, actors=self.actors, gpus_per_actor=self.gpus_per_actor)
         except BaseException:
             ray_session.release()
             raise
@@ -98,7 +98,7 @@ class ActorPool:
             raise
         return problem
 
-    def _launch(self, problem: BlockProblem) -> None:
+    def _launch(self, problem: ShardProblem) -> None:
         errors = self._ray.exceptions
         try:
             problem.start()
@@ -110,7 +110,7 @@ class ActorPool:
         if any(description != describe(self.worker) for description in theirs):
             raise ConfigError("the factory's model has other parameters, buffers or layers than the wrapped model")
 
-    def _replace(self, problem: BlockProblem) -> None:
+    def _replace(self, problem: ShardProblem) -> None:
         problem.kill_actors()
         self._launch(problem)
 
@@ -121,7 +121,7 @@ class ActorPool:
         return self._sent[1]
 
 
-def _stop(problem: BlockProblem, ray: Any) -> None:
+def _stop(problem: ShardProblem, ray: Any) -> None:
     # Without the check, Ray would start a cluster of its own in order to kill an actor in it.
     if problem.actors is not None and ray.is_initialized():
         problem.kill_actors()

@@ -15,7 +15,7 @@ from gls_lirpa.base.options import Option, Options
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators.asking import Population, no_loss
 from gls_lirpa.estimators.methods import ESTIMATORS, SIGMA_RANGE, EstimatorMethod
-from gls_lirpa.estimators.pool import Factory, in_blocks
+from gls_lirpa.estimators.pool import Factory, in_shards
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
 from gls_lirpa.estimators.worker import Loss, Task
@@ -112,9 +112,9 @@ class PGPE(Pooled):
         seeds = self._seeds(self.population // 2)
         task = self._task(args, kwargs, generator, self.sigma.detach().to(self.weights.device, copy=True))
         self._watch_batchnorm(task)
-        blocks = in_blocks(seeds)
-        pairs = [pair for block in self._pool.map("pair_losses", task, [(b,) for b in blocks]) for pair in block]
-        return self._estimate(task, blocks, torch.tensor(pairs, dtype=torch.float64))
+        shards = in_shards(seeds)
+        pairs = [pair for shard in self._pool.map("pair_losses", task, [(b,) for b in shards]) for pair in shard]
+        return self._estimate(task, shards, torch.tensor(pairs, dtype=torch.float64))
 
     def ask(self) -> Population:
         """The next population of perturbed weights, θ + ε and θ − ε alternating: a sequence of
@@ -144,9 +144,9 @@ class PGPE(Pooled):
         require(values.shape == (len(asked),), f"{len(asked)} losses, one per member", tuple(values.shape))
         require(bool(values.isfinite().all()), "finite losses", float(values[~values.isfinite()][:1].sum()))
         self._asked = None
-        return self._estimate(asked.task, in_blocks(asked.seeds), values.reshape(-1, 2))
+        return self._estimate(asked.task, in_shards(asked.seeds), values.reshape(-1, 2))
 
-    def _estimate(self, task: Task, blocks: list[Any], losses: Tensor) -> Tensor:
+    def _estimate(self, task: Task, shards: list[Any], losses: Tensor) -> Tensor:
         """The mean loss of all pairs (n, 2), whose ``backward()`` delivers the gradients."""
         value = float(losses.mean())
         sigma = self.sigma.detach()
@@ -161,19 +161,19 @@ class PGPE(Pooled):
         if not task.gradients:
             return self._scalar(value)
         means = losses.mean(1)
-        by_theta, by_sigma = self._gradients(task, blocks, losses[:, 0] - losses[:, 1], means - means.mean())
+        by_theta, by_sigma = self._gradients(task, shards, losses[:, 0] - losses[:, 1], means - means.mean())
         return self._deliver(value, by_theta, (self.sigma, by_sigma), (self._unit, self._scalar(float(means.std()))))
 
-    def _gradients(self, task: Task, blocks: list[Any], differences: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradients(self, task: Task, shards: list[Any], differences: Tensor, centred: Tensor) -> tuple[Tensor, Tensor]:
         """∇θ and ∇σ from noise made once more from its seeds, so that memory does not grow with the population.
 
         With ε = σz the formulas become Σ z(r⁺−r⁻)/(2nσ) and Σ (r̄−b)z²/((n−1)σ): Σ(r̄−b) = 0 removes the −1.
         """
         n = len(differences)
-        linear, square = in_blocks(differences.tolist()), in_blocks(centred.tolist())
+        linear, square = in_shards(differences.tolist()), in_shards(centred.tolist())
         work = [
             (seeds, weights, squares if self.sigma_lr > 0 else None)
-            for seeds, weights, squares in zip(blocks, linear, square, strict=True)
+            for seeds, weights, squares in zip(shards, linear, square, strict=True)
         ]
         by_theta, by_sigma = torch.zeros_like(task.theta), torch.zeros_like(task.theta)
         for first, second in self._pool.map("noise_sums", task, work):

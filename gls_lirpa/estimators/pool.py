@@ -1,4 +1,4 @@
-"""Where blocks of members are evaluated: in this process, or on actors."""
+"""Where shards of members are evaluated: in this process, or on actors."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from gls_lirpa.base.extras import require_installed
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators.worker import Loss, Task, Worker
 
-# The number of blocks does not depend on the number of actors: blocks are summed in order, so the
-# result does not depend on who computed them, and at most BLOCKS × 2d numbers travel back.
-BLOCKS = 16
+# The number of shards does not depend on the number of actors: shards are summed in order, so the
+# result does not depend on who computed them, and at most SHARDS × 2d numbers travel back.
+SHARDS = 16
 
 Factory = Callable[[], tuple[nn.Module, Loss]]
 T = TypeVar("T")
 
 
 class Pool(Protocol):
-    """Runs a method of Worker on every block; results come in the blocks' order."""
+    """Runs a method of Worker on every shard; results come in the shards' order."""
 
-    def map(self, method: str, task: Task, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]: ...
+    def map(self, method: str, task: Task, shards: Sequence[tuple[Any, ...]]) -> Iterator[Any]: ...
 
     def close(self) -> None: ...
 
 
 class LocalPool:
-    """The same blocks, one after the other, on the user's own model."""
+    """The same shards, one after the other, on the user's own model."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
 
-    def map(self, method: str, task: Task, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+    def map(self, method: str, task: Task, shards: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         run = getattr(self.worker, method)
-        return (run(task, *block) for block in blocks)
+        return (run(task, *shard) for shard in shards)
 
     def close(self) -> None:
         """Nothing to stop."""
 
 
-def in_blocks(items: Sequence[T]) -> list[Sequence[T]]:
-    """At most BLOCKS consecutive groups whose sizes differ by at most one.
+def in_shards(items: Sequence[T]) -> list[Sequence[T]]:
+    """At most SHARDS consecutive parts whose sizes differ by at most one.
 
-    >>> [len(block) for block in in_blocks(range(20))]
+    >>> [len(shard) for shard in in_shards(range(20))]
     [2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
-    count = min(BLOCKS, len(items))
+    count = min(SHARDS, len(items))
     small, extra = divmod(len(items), count)
     starts = [i * small + min(i, extra) for i in range(count + 1)]
     return [items[a:b] for a, b in itertools.pairwise(starts)]

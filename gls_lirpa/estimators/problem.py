@@ -17,8 +17,8 @@ from gls_lirpa.estimators.transport import Shipment, build, describe, pack
 from gls_lirpa.estimators.worker import Task, Worker
 
 
-class BlockProblem(Problem):  # type: ignore[misc]
-    """Blocks of members instead of solutions: only the creation and addressing of actors is evotorch's."""
+class ShardProblem(Problem):  # type: ignore[misc]
+    """Shards of members instead of solutions: only the creation and addressing of actors is evotorch's."""
 
     def __init__(self, factory: bytes, names: tuple[str, ...], *, actors: int, gpus_per_actor: float) -> None:
         gpus = {"num_gpus_per_actor": gpus_per_actor} if gpus_per_actor > 0 else {}
@@ -55,13 +55,13 @@ class BlockProblem(Problem):  # type: ignore[misc]
     def _ask(self, method: str, timeout: float | None = None) -> list[Any]:
         return list(ray.get([actor.call.remote(method, [], {}) for actor in self.actors], timeout=timeout))
 
-    def each(self, method: str, shipment: Any, blocks: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
-        """Every block's result in order, each actor taking the next block when it is free.
+    def each(self, method: str, shipment: Any, shards: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """Every shard's result in order, each actor taking the next shard when it is free.
 
         A pool of its own for every call: one that saw an error would still hold the remaining results.
         """
         pool = RayActorPool(self.actors)
-        yield from pool.map(lambda actor, block: actor.call.remote("run", [method, [shipment], block], {}), blocks)
+        yield from pool.map(lambda actor, shard: actor.call.remote("run", [method, [shipment], shard], {}), shards)
 
     # What follows runs in the actors.
 
@@ -71,13 +71,13 @@ class BlockProblem(Problem):  # type: ignore[misc]
     def description(self) -> list[Any]:
         return describe(self._own_worker())
 
-    def run(self, method: str, shipments: list[Any], block: tuple[Any, ...]) -> Any:
+    def run(self, method: str, shipments: list[Any], shard: tuple[Any, ...]) -> Any:
         worker = self._own_worker()
         key = shipments[0].hex()
         if self._received is None or self._received[0] != key:
             shipment: Shipment = ray.get(shipments[0])
             self._received = (key, shipment.install(worker))
-        return pack(getattr(worker, method)(self._received[1], *block))
+        return pack(getattr(worker, method)(self._received[1], *shard))
 
     def _own_worker(self) -> Worker:
         if self._worker is None:

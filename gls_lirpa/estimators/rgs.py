@@ -12,7 +12,7 @@ from gls_lirpa.base.checks import number, whole
 from gls_lirpa.base.options import Option, Options, Range
 from gls_lirpa.errors import GLSError
 from gls_lirpa.estimators.methods import ESTIMATORS, SIGMA_RANGE, EstimatorMethod
-from gls_lirpa.estimators.pool import Factory, in_blocks
+from gls_lirpa.estimators.pool import Factory, in_shards
 from gls_lirpa.estimators.protocol import State
 from gls_lirpa.estimators.weights import Params
 from gls_lirpa.estimators.worker import Loss, Member, batch_size
@@ -95,7 +95,7 @@ class RGS(Pooled):
             )
         gradient = torch.zeros_like(task.theta)
         losses: list[float] = []
-        for values, total in self._pool.map("gradient_sum", task, [(b,) for b in in_blocks(members)]):
+        for values, total in self._pool.map("gradient_sum", task, [(b,) for b in in_shards(members)]):
             losses.extend(values)
             gradient.add_(total)
         value = sum(m.weight * loss for m, loss in zip(members, losses, strict=True))

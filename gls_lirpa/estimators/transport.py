@@ -1,7 +1,7 @@
 """What travels between this process and the actors.
 
 Per estimate, once, for all actors: θ and σ (2d numbers), the other parameters and the buffers, one flag
-per module, the batch and the keywords. Per block: 8 bytes per seed and loss. Back: at most BLOCKS × 2d
+per module, the batch and the keywords. Per shard: 8 bytes per seed and loss. Back: at most SHARDS × 2d
 numbers. In bytes, with b bytes per number and P members: ``2db + batch + 16P + 2·16·d·b`` for PGPE,
 ``db + batch + 16·d·b`` for RGS with 16 samples or more.
 """

@@ -1,4 +1,4 @@
-"""Evaluating blocks of perturbed networks: the one code that runs in this process and in every actor."""
+"""Evaluating shards of perturbed networks: the one code that runs in this process and in every actor."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Member:
 
 @dataclass
 class Worker:
-    """A loss over a model whose weights it may move, one block of members at a time.
+    """A loss over a model whose weights it may move, one shard of members at a time.
 
-    After each block the weights, buffers, gradients and flags are what they were, whatever happened.
+    After each shard the weights, buffers, gradients and flags are what they were, whatever happened.
     """
 
     model: nn.Module
