@@ -30,6 +30,7 @@ from gls_lirpa.base.boxes import Box, linf_box, margin_spec
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa, versions
 from gls_lirpa.engine.memory import CPU_CHUNK_MIB
+from gls_lirpa.engine.plain import METHODS
 from gls_lirpa.engine.wrap import bounded_input
 from gls_lirpa.losses import CertifiedLoss
 from gls_lirpa.losses.terms import margin_cross_entropy
@@ -97,9 +98,8 @@ def hbox(batch: int, repeats: int) -> list[Row]:
 
 def overhead(repeats: int) -> list[Row]:
     """Our ``CertifiedLoss`` against the same loss over a bare ``compute_bounds``, forward and backward."""
-    methods = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
     settings = (("cnn3", (1, 8, 8), 64), ("cnn3", MNIST, 16))
-    return [_overhead(name, methods[name], *setting, repeats) for setting in settings for name in methods]
+    return [_overhead(name, METHODS[name], *setting, repeats) for setting in settings for name in METHODS]
 
 
 def _overhead(name: str, method: str, net: str, shape: tuple[int, int, int], batch: int, repeats: int) -> Row:

@@ -29,14 +29,13 @@ from gls_lirpa.base.boxes import linf_box, margin_spec
 from gls_lirpa.data import load_dataset
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.compat import load_lirpa, versions
-from gls_lirpa.engine.plain import torch_convolutions
+from gls_lirpa.engine.plain import METHODS, torch_convolutions
 from gls_lirpa.estimators import RGS
 from gls_lirpa.losses import CertifiedLoss
 from gls_lirpa.models import build_model
 from gls_lirpa.relaxations import get_relaxation
 
 EPS = 0.1
-METHODS = {"ibp": "IBP", "crown-ibp": "CROWN-IBP", "crown": "CROWN"}
 CASES = (("cnn3", 256, (4, 16, 64, 256)), ("cnn5", 64, (1, 2, 4, 16)))
 """Network, our batch size, and those that plain auto_LiRPA may choose from."""
 LEAST_ACCURACY = 0.8

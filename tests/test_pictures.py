@@ -258,7 +258,13 @@ def test_fronts_of_studies(drawn: Callable[..., Any]) -> None:
         for method, every in points.items()
     ]
     (axes,) = drawn(studies.draw_fronts, found).axes
-    assert lines(axes) == {m: ([p[0] for p in every], [p[1] for p in every]) for m, every in points.items()}
-    steps = [line for line in axes.get_lines() if str(line.get_label()).startswith("_")]
-    assert [list(line.get_xdata()) for line in steps] == [[94.0, 95.0], [97.0]]
+    marks = [container[0] for container in axes.containers]
+    shown = [(mark.get_xdata()[0], mark.get_ydata()[0]) for mark in marks]
+    assert shown == [point for every in points.values() for point in every]
+    assert [mark.get_markerfacecolor() == "white" for mark in marks] == [False, False, True, False], "dominated: hollow"
+    assert len({mark.get_marker() for mark in marks}) == len(points)
+    steps = [line for line in axes.get_lines() if line.get_drawstyle() == "steps-pre"]
+    left, low = axes.get_xlim()[0], axes.get_ylim()[0]
+    assert [list(line.get_xdata()) for line in steps] == [[left, 94.0, 95.0, 95.0], [left, 97.0, 97.0]]
+    assert [list(line.get_ydata()) for line in steps] == [[91.0, 91.0, 90.0, low], [92.0, 92.0, low]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(points)
