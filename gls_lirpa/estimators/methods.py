@@ -19,8 +19,9 @@ class EstimatorMethod:
     ``needs_gradient``: of the loss in the weights; ``uses_actors``: takes ``actors``, ``ray_address``,
     ``gpus_per_actor`` and ``seed``. ``recipe``: options where no preset has others. ``decays``: the option that a
     training run decays with the learning rate. ``members``: the option that counts the perturbed networks of a step,
-    where a step costs as many times what one of them does: probes of speed take fewer. ``cold_start``: what a user is
-    told who starts from random weights. ``help``: what the command line says of it.
+    where a step costs as many times what one of them does: probes of speed take fewer. ``schedule(dataset, large)``:
+    fields of a run's configuration that go before a preset's, for a dataset and a small or large ε. ``cold_start``:
+    what a user is told who starts from random weights. ``help``: what the command line says of it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class EstimatorMethod:
     uses_actors: bool = False
     decays: str | None = None
     members: str | None = None
+    schedule: Callable[[str, bool], Mapping[str, Any]] | None = None
     cold_start: str = ""
 
     def checked(self, options: Mapping[str, Any]) -> dict[str, Value]:

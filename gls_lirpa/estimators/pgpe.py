@@ -229,6 +229,20 @@ def _follow_optimizers(estimator: PGPE) -> None:
     weakref.finalize(estimator, handle.remove)
 
 
+def schedule(dataset: str, large: bool) -> dict[str, Any]:
+    """The paper's: 150 epochs, ×0.4 after 110 and 130; ε annealed over 50 epochs only where it is ``large``."""
+    return {
+        "epochs": 150,
+        "batch_size": 512 if dataset == "mnist" else 128,
+        "lr": 3e-4,
+        "lr_factor": 0.4,
+        "milestones": (110, 130),
+        "eps_warmup_epochs": 0,
+        "eps_anneal_epochs": 50 if large else 0,
+        "eps_shape": "smooth" if large else "none",
+    }
+
+
 ESTIMATORS.register(
     "pgpe",
     EstimatorMethod(
@@ -247,6 +261,7 @@ ESTIMATORS.register(
         needs_gradient=False,
         uses_actors=True,
         members="population",
+        schedule=schedule,
         cold_start="PGPE moves slowly; the paper starts it from a PGD-trained network (--init-from RUN)",
     ),
 )

@@ -16,7 +16,7 @@ chosen on that split for cnn3; networks larger than that take the literature's 5
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gls_lirpa.base.registry import Registry
@@ -28,11 +28,15 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Preset:
-    """Fields for every estimator, and what some of them change beside their own recipe."""
+    """Fields for every estimator. For one with a schedule of its own, of a small or ``large`` ε, that goes before them,
+    and so does what is ``beside`` it. ``by_estimator``: what is for one estimator alone.
+    """
 
     name: str
     fields: Fields
-    by_estimator: dict[str, Fields]
+    large: bool = False
+    beside: Fields = field(default_factory=dict)
+    by_estimator: dict[str, Fields] = field(default_factory=dict)
 
     @property
     def recipe(self) -> str:
@@ -41,7 +45,10 @@ class Preset:
         return first if first in RECIPES else "tuned"
 
     def resolved(self, estimator: str, net: str) -> Fields:
-        own = {**estimator_defaults(estimator), **self.by_estimator.get(estimator, {})}
+        own, schedule = estimator_defaults(estimator), ESTIMATORS.get(estimator).schedule
+        if schedule is not None:
+            own |= {**schedule(str(self.fields["dataset"]), self.large), **self.beside}
+        own |= self.by_estimator.get(estimator, {})
         fields = {**self.fields, **own, "preset": self.name}
         if self.recipe == "tuned" and net.startswith(_LARGE_NETS):
             fields["lr"] = min(fields["lr"], _LARGE_NET_LR)
@@ -56,20 +63,6 @@ RECIPES = ("paper", "literature", "tuned")
 
 _LARGE_NETS = ("cnn5", "cnn7")
 _LARGE_NET_LR = 5e-4
-
-
-def _pgpe(dataset: str, large: bool) -> Fields:
-    """150 epochs, ×0.4 after 110 and 130; ε annealed over 50 epochs only at the large ε."""
-    return {
-        "epochs": 150,
-        "batch_size": 512 if dataset == "mnist" else 128,
-        "lr": 3e-4,
-        "lr_factor": 0.4,
-        "milestones": (110, 130),
-        "eps_warmup_epochs": 0,
-        "eps_anneal_epochs": 50 if large else 0,
-        "eps_shape": "smooth" if large else "none",
-    }
 
 
 _LONG: Fields = {
@@ -108,13 +101,12 @@ def _register() -> None:
             **_SCHEDULES[dataset],
         }
         init = "kaiming-uniform" if dataset == "tinyimagenet" else "ibp"
-        pgpe = _pgpe(dataset, large)
         PRESETS.register(
             f"paper-{dataset}-{label}",
             Preset(
                 f"paper-{dataset}-{label}",
                 {**common, "lr": PAPER_LR, "val_fraction": 0.0, "init": init, "padding": "zero"},
-                {"pgpe": {**pgpe, "val_fraction": 0.0}},
+                large=large,
             ),
         )
         longer: Fields = _LONGER if label == "8/255" else {}
@@ -123,7 +115,8 @@ def _register() -> None:
             Preset(
                 f"literature-{dataset}-{label}",
                 {**common, **longer, "lr": 5e-4, "val_fraction": 0.0, "init": "ibp", "warmup": _WARMUP[dataset]},
-                {"pgpe": {**pgpe, "warmup": 0.0}},
+                large=large,
+                beside={"warmup": 0.0},
             ),
         )
         tuned: Fields = {
@@ -134,11 +127,7 @@ def _register() -> None:
         }
         PRESETS.register(
             f"{dataset}-{label}",
-            Preset(
-                f"{dataset}-{label}",
-                {**common, **tuned},
-                {"pgpe": {**pgpe, "warmup": 0.0, "l1": 0.0}},
-            ),
+            Preset(f"{dataset}-{label}", {**common, **tuned}, large=large, beside={"warmup": 0.0, "l1": 0.0}),
         )
 
 
@@ -157,7 +146,7 @@ PRESETS.register(
             "eps_anneal_epochs": 12,
             "warmup": 0.0,
         },
-        {
+        by_estimator={
             "pgpe": {
                 "epochs": 30,
                 "batch_size": 256,

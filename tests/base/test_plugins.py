@@ -17,6 +17,7 @@ from gls_lirpa.errors import ConfigError
 from gls_lirpa.estimators import ESTIMATORS, GRAD, EstimatorMethod
 from gls_lirpa.training.config import TrainConfig
 from gls_lirpa.training.dry_run import PROBED_MEMBERS, probe
+from gls_lirpa.training.presets import get_preset
 from gls_lirpa.tuning.space import Dimension, space_of
 
 PLUGIN = """
@@ -165,6 +166,16 @@ def test_speed_is_probed_with_few_members_and_ranges_are_searched_whatever_they_
     small = TrainConfig(net="cnn3-tiny", relaxation="ibp", estimator="crowd", limit=50, batch_size=25)
     assert probe(small).step_seconds > 0 and seen == [PROBED_MEMBERS]
     assert space_of(small)[-1] == Dimension("heads", Range(2, 90), "estimator_options")
+
+
+def test_an_estimator_brings_its_schedule_to_every_preset(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule(dataset: str, large: bool) -> dict[str, Any]:
+        return {"epochs": 3 if large else 2, "batch_size": 7 if dataset == "mnist" else 5}
+
+    monkeypatch.setitem(ESTIMATORS._items, "brief", EstimatorMethod("brief", GRAD, schedule=schedule))
+    found = {name: get_preset(name, "brief") for name in ("mnist-0.1", "paper-mnist-0.3", "digits-0.1")}
+    assert [(fields["epochs"], fields["batch_size"]) for fields in found.values()] == [(2, 7), (3, 7), (2, 5)]
+    assert found["mnist-0.1"]["lr"] == get_preset("mnist-0.1", "grad")["lr"]
 
 
 def test_followers_hear_of_what_is_registered_before_and_after() -> None:
