@@ -51,13 +51,14 @@ class Assignment(click.ParamType):
 
 
 class MethodCommand(click.Command):
-    """A command whose help, and with ``method_options`` whose options, come from the tables of methods.
+    """A command whose help, and with ``method_options`` (all, or switches alone) whose options, come from the tables of
+    methods.
 
     Plugins are run before the options are read, so that their methods are among them. ``{losses}`` and the like in
     help texts stand for the names in the tables.
     """
 
-    def __init__(self, *args: Any, method_options: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, method_options: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._method_options = method_options
         self._written = tuple(self.params)
@@ -79,7 +80,8 @@ class MethodCommand(click.Command):
         self.params = [_with_names(param, names) for param in self._written]
         if self._method_options:
             taken = {flag for param in self.params for flag in param.opts}
-            self.params += [_click_option(option) for option in method_options(taken)]
+            only = bool if self._method_options == "switches" else None
+            self.params += [_click_option(option) for option in method_options(taken, only=only)]
             self.epilog = names["option_table"]
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -10,7 +10,7 @@ import click
 from .options import Assignment, MethodCommand, Numbers, Radius, plugin_option
 
 
-@click.command(cls=MethodCommand, method_options=True, short_help="Train a network with certified training.")
+@click.command(cls=MethodCommand, method_options="all", short_help="Train a network with certified training.")
 @click.option("--dataset", help="{datasets} (default: digits).")
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")

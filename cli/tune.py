@@ -10,7 +10,9 @@ import click
 from .options import Assignment, MethodCommand, Radius, plugin_option
 
 
-@click.command(cls=MethodCommand, short_help="Search a method's settings for its front of accuracies.")
+@click.command(
+    cls=MethodCommand, method_options="switches", short_help="Search a method's settings for its front of accuracies."
+)
 @click.option("--dataset", help="{datasets} (default: digits).")
 @click.option("--data-root", help="Where the dataset's files lie (default: data).")
 @click.option("--eps", type=Radius(), help="Radius in pixel space, e.g. 0.1 or 2/255.")
@@ -18,9 +20,7 @@ from .options import Assignment, MethodCommand, Radius, plugin_option
 @click.option("--loss", help="The method's loss: {losses} (default: robust).")
 @click.option("--relaxation", help="Its relaxation: {relaxations}.")
 @click.option("--estimator", help="Its estimator: {estimators}.")
-@click.option("--relative", is_flag=True, default=None, help="Sigma in units of each layer's weights (rgs).")
-@click.option("--split", is_flag=True, default=None, help="Each part of the batch sees its own perturbation (rgs).")
-@click.option("--teacher", help="The network that --loss distill learns from.")
+@click.option("--teacher", help="The network that --loss {learners} learns from.")
 @click.option("--set", "assignments", type=Assignment(), multiple=True, help="A fixed loss option, e.g. steps=1.")
 @click.option("--config", type=click.Path(path_type=Path), help="JSON or TOML file with other fields of all runs.")
 @click.option("--init-from", help="All runs start from these weights: a run folder, a weight file or zoo:NAME.")

@@ -29,15 +29,19 @@ class CommandOption:
     help: str
 
 
-def method_options(taken: set[str]) -> list[CommandOption]:
-    """A flag for each option of an estimator; ``taken``: the flags that the command has already.
+def method_options(taken: set[str], *, only: type | None = None) -> list[CommandOption]:
+    """A flag for each option of an estimator, or each of ``only`` one kind; ``taken``: those that the command has.
 
     >>> [option.flag for option in method_options(set())][:2]
     ['--sigma', '--population']
+    >>> [option.flag for option in method_options(set(), only=bool)]
+    ['--split', '--relative', '--antithetic']
     """
     found = []
     for name, users in estimator_options().items():
         options = [ESTIMATORS.get(user).options[name] for user in users]
+        if only not in (None, options[0].kind):
+            continue
         flag = f"--{name.replace('_', '-')}"
         if flag in taken or len({option.kind for option in options}) > 1:
             raise ConfigError(f"option {name!r} of estimator {users[-1]!r} means something else in this command")

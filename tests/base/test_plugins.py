@@ -97,6 +97,8 @@ def test_methods_of_a_plugin_are_in_the_help(plugin: Path) -> None:
     assert "weight: Factor of the toy loss, by default 1" in flat
     assert "--factor FLOAT Factor of the gradient (toy-estimator)" in flat
     assert "--flipped / --no-flipped" in flat
+    tune = glscert("tune", "--plugin", plugin, "--help").stdout
+    assert "--flipped / --no-flipped" in tune and "--factor" not in tune, "switches are fixed, numbers are searched"
     stages = "".join(glscert("certify", f"--plugin={plugin}", "--help").stdout.split())
     assert "toy-relaxation" in stages, "a relaxation is a stage"
 
