@@ -19,6 +19,7 @@ from .options import MethodCommand, plugin_option
 @click.option("--estimator", help="Its column in the table (default: the estimator), e.g. 'rgs relative'.")
 @click.option("--exploratory", is_flag=True, help="Mark settings that were chosen after looking at such outcomes.")
 @click.option("--commit", "made_by", help="The commit that trained it (default: what the run noted).")
+@click.option("--split", default="test", show_default=True, help="Images that were certified: test, or val: held out.")
 @click.option("--certification", type=click.Path(path_type=Path), help="Folder of records, where there are several.")
 @click.option("--force", is_flag=True, help="Replace files that hold another outcome.")
 @plugin_option

@@ -93,18 +93,20 @@ def collect(
     estimator: str | None = None,
     exploratory: bool = False,
     made_by: str | None = None,
+    split: str = "test",
     certification: Path | None = None,
 ) -> Result:
     """What is worth keeping of a run folder with its certification.
 
     ``method`` is by default the relaxation, after the loss where that is not ``robust``. ``made_by``: the commit
-    that trained it, for runs that did not note theirs. ``certification``: its folder, where there are several.
+    that trained it, for runs that did not note theirs. ``split``: the images that were certified, test or val;
+    ``certification``: its folder, where there are several.
     """
     folder = RunFolder(run)
     config = folder.config()
     if not folder.weights_file.exists():
         raise CheckpointError(f"run {str(run)!r} is not finished: continue it with --resume")
-    records = certification or _certification(run, config)
+    records = certification or _certification(run, config, split)
     settings = _json(records / "settings.json")
     letters = read_letters(records)
     due = settings.get("samples")
@@ -195,19 +197,19 @@ def _method(config: TrainConfig) -> str:
     return " ".join(part for part in parts if part != "robust")
 
 
-def _certification(run: Path, config: TrainConfig) -> Path:
-    """The folder of the run's certification at its own radius on the test split."""
+def _certification(run: Path, config: TrainConfig, split: str) -> Path:
+    """The folder of the run's certification at its own radius on a split."""
     found = []
     for file in sorted(run.glob("*/settings.json")):
         settings = _json(file)
-        if settings.get("split") == "test" and abs(float(settings.get("eps", -1.0)) - config.eps) < 1e-9:
+        if settings.get("split") == split and abs(float(settings.get("eps", -1.0)) - config.eps) < 1e-9:
             found.append(file.parent)
     if len(found) == 1:
         return found[0]
     if not found:
+        first = f"run `glscert certify {run}{'' if split == 'test' else f' --split {split}'}` first"
         raise CheckpointError(
-            f"run {str(run)!r} has no certification at eps {config.eps:.4g} on the test split: "
-            f"run `glscert certify {run}` first"
+            f"run {str(run)!r} has no certification at eps {config.eps:.4g} on the {split} split: {first}"
         )
     names = ", ".join(folder.name for folder in found)
     raise ConfigError(f"run {str(run)!r} has several certifications ({names}): choose one with --certification")

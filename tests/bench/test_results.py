@@ -162,7 +162,13 @@ def test_collecting_a_run(glscert: Glscert, tmp_path: Path) -> None:
     for name in ("natural", "adversarial", "certified"):
         assert getattr(result, name) == pytest.approx(100 * summary[name])
     assert "secret" not in file.read_text() and str(tmp_path) not in file.read_text()
-    records = next(run.glob("certify-*/records.jsonl"))
+    with pytest.raises(CheckpointError, match=r"on the val split: run `glscert certify .* --split val` first"):
+        collect(run, experiment="digits", split="val")
+    assert glscert("certify", str(run), "--samples", "3", "--stages", "ibp", "--split", "val").code == 0
+    held_out = collect(run, experiment="digits", split="val")
+    assert (held_out.samples, held_out.certification["split"]) == (3, "val")
+    assert collect(run, experiment="digits").verdicts == result.verdicts
+    records = next(f for f in run.glob("certify-*/records.jsonl") if "-val" not in f.parent.name)
     records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(CheckpointError, match="4 of 5 images"):
         collect(run, experiment="digits")
