@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -25,16 +25,32 @@ IBP_AND_CROWN = {
     f"{relaxation}-{estimator}": f"--relaxation {relaxation} --estimator {estimator}"
     for relaxation, estimator in (("crown", "rgs"), ("crown", "grad"), ("ibp", "grad"), ("ibp", "rgs"))
 }
+RGS_VARIANTS = {
+    "grad": "--estimator grad",
+    "rgs-1e-3": "--estimator rgs --sigma 1e-3",
+    "rgs-1e-2": "--estimator rgs --sigma 1e-2",
+    "relative": "--estimator rgs --sigma 0.1 --relative",
+    "per-lr": "--estimator rgs --sigma-per-lr 2",
+    "split-1e-3": "--estimator rgs --sigma 1e-3 --split",
+    "split-1e-2": "--estimator rgs --sigma 1e-2 --split",
+}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """``options`` of all its runs, those of its ``cells`` by name, and how its files are called."""
+    """``options`` of all its runs, those of its ``cells`` by name, and how its files are called.
+
+    ``certify``: options of the certification, where they are others; ``split``: the images certified; ``titles``: by
+    cell its row and column in the table, where they are not the run's relaxation and estimator.
+    """
 
     label: str
     options: str
     cells: dict[str, str]
     seeds: int = 5
+    certify: str | None = None
+    split: str = "test"
+    titles: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 EXPERIMENTS = {
@@ -45,6 +61,23 @@ EXPERIMENTS = {
         "cnn3-tiny-70", "--dataset mnist --preset paper-mnist-0.1 --net cnn3-tiny", IBP_AND_CROWN
     ),
     "mnist-0.1-cnn3-paper": Experiment("cnn3-70", "--dataset mnist --preset paper-mnist-0.1 --net cnn3", IBP_AND_CROWN),
+    "held-out-initialisation": Experiment(
+        "init-cnn3",
+        f"--dataset mnist --preset mnist-0.1 --relaxation ibp --estimator grad --limit 10000 {SHORT}",
+        {"ibp": "--init ibp", "ibp-hidden": "--init ibp-hidden"},
+        certify="--timeout 2",
+        split="val",
+        titles={"ibp": ("ibp", "grad"), "ibp-hidden": ("ibp, output layer as in torch", "grad")},
+    ),
+    "held-out-rgs": Experiment(
+        "rgs",
+        "--dataset mnist --preset mnist-0.1 --net cnn3-tiny --relaxation crown --init ibp-hidden --limit 6000 "
+        "--batch-size 64 --epochs 7 --milestones 5,6 --eps-anneal-epochs 2",
+        RGS_VARIANTS,
+        certify="--timeout 2",
+        split="val",
+        titles={cell: ("crown", cell.replace("-", " ", 1)) for cell in RGS_VARIANTS},
+    ),
 }
 CERTIFY = "--timeout 20"
 
@@ -59,6 +92,13 @@ class Job:
     options: str
 
     @property
+    def collected(self) -> list[str]:
+        """Options of collecting: which images, and where in the table."""
+        of = EXPERIMENTS[self.experiment]
+        row, column = of.titles.get(self.cell, ("", ""))
+        return ["--split", of.split, *(["--method", row, "--estimator", column] if row else [])]
+
+    @property
     def done(self) -> bool:
         return (RESULTS / f"{self.name}.json").exists()
 
@@ -68,10 +108,12 @@ class Job:
         train = f"--out {shlex.quote(str(run))} --resume"
         if not (run / "config.json").exists():
             train = f"--out {shlex.quote(str(run))} --data-root {shlex.quote(data_root)} {self.options}"
+        of = EXPERIMENTS[self.experiment]
+        certify = shlex.split(CERTIFY if of.certify is None else of.certify)
         steps = [
             ["train", *shlex.split(train)],
-            ["certify", str(run), "--data-root", data_root, *shlex.split(CERTIFY)],
-            ["collect", str(run), "--experiment", self.experiment, "--out", str(RESULTS)],
+            ["certify", str(run), "--data-root", data_root, "--split", of.split, *certify],
+            ["collect", str(run), "--experiment", self.experiment, "--out", str(RESULTS), *self.collected],
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with open(folder / f"{self.name}.log", "ab") as log:

@@ -55,8 +55,9 @@ def initialize(model: nn.Module, name: str, *, seed: int = 0) -> None:
 
     ``name``: one of ``INITIALIZERS``; ``seed``: of the weights.
 
-    Biases become 0 in all schemes: He et al. prescribe it, and the IBP derivation assumes that
-    nothing but the interval moves. The global random state is neither read nor changed.
+    Biases become 0 in all schemes: He et al. prescribe it, and torch's cost IBP training up to 4 points on held-out
+    images. Published code leaves the output layer at torch's default (``ibp-hidden``); whether that is better was
+    not decided by five seeds (benchmarks/RESULTS.md). The global random state is neither read nor changed.
 
     >>> layer = nn.Sequential(nn.Linear(4, 2))
     >>> initialize(layer, "kaiming-uniform", seed=1)
