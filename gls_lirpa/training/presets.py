@@ -10,8 +10,9 @@ it follows.
 ``literature-<dataset>-<eps>`` are CTBench's for large networks, with what it sets for each loss. ``padding`` of
 augmented images is by zeros in the paper and by their edge in CTBench and in the tuned recipes.
 
-The tuned recipes keep a validation split and take the literature's regularisers; their learning rates were
-chosen on that split for cnn3; networks larger than that take the literature's 5e-4.
+The tuned recipes keep a validation split and take the literature's penalty while ε grows; L1 has one weight for all
+losses of a setting there (CTBench's, by loss, are in the literature recipes: ``glscert tune`` finds one's own). Their
+learning rates were chosen on that split for cnn3; networks larger than that take the literature's 5e-4.
 """
 
 from __future__ import annotations
