@@ -57,6 +57,9 @@ EXPERIMENTS = {
     "mnist-0.1-cnn3-tiny-14-epochs": Experiment(
         "cnn3-tiny-14", f"--dataset mnist --preset paper-mnist-0.1 --net cnn3-tiny {SHORT}", IBP_AND_CROWN
     ),
+    "mnist-0.1-cnn3-14-epochs": Experiment(
+        "cnn3-14", f"--dataset mnist --preset paper-mnist-0.1 --net cnn3 {SHORT}", IBP_AND_CROWN
+    ),
     "mnist-0.1-cnn3-tiny-paper": Experiment(
         "cnn3-tiny-70", "--dataset mnist --preset paper-mnist-0.1 --net cnn3-tiny", IBP_AND_CROWN
     ),
