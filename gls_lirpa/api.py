@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.certification import Certification, certify
 from gls_lirpa.data import Dataset
 from gls_lirpa.errors import ConfigError, DataError
@@ -87,8 +88,7 @@ class TrainedRun:
     def _first(self, split: str, samples: int | None) -> tuple[Tensor, Tensor]:
         if self.dataset is None:
             raise DataError("this run's data was passed as an object: pass x and y, or dataset= to load_run")
-        if samples is not None and samples < 1:
-            raise ConfigError(f"expected samples >= 1, got {samples}")
+        require(samples is None or samples >= 1, "samples >= 1", samples)
         chosen = self.dataset.split(split)
         return chosen.batch(range(min(len(chosen), samples or len(chosen))))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as Screen
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.files import take_lock
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.bench.context import Context
@@ -65,8 +66,7 @@ def bench_job(
         RunFolder(run).config()
         state_of(run)
     workers = workers if workers is not None else 1 if device and device != "cpu" else os.cpu_count() or 1
-    if workers < 1:
-        raise ConfigError(f"expected workers >= 1, got {workers}")
+    require(workers >= 1, "workers >= 1", workers)
     folder = out or Path("bench") / (f"{suite.name}-{suite.preset}" if suite.preset else suite.name)
     changes = {key: value for key, value in (("data_root", data_root), ("device", device)) if value is not None}
     runs = [] if run is not None else planned_runs(suite, budget, out=folder, changes=changes)

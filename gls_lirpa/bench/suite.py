@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.bench.paper import PaperRow, slug
 from gls_lirpa.errors import ConfigError
 from gls_lirpa.training.config import TrainConfig
@@ -85,11 +86,9 @@ class Budget:
     only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.epochs_scale) or self.epochs_scale <= 0:
-            raise ConfigError(f"expected --epochs-scale > 0, got {self.epochs_scale}")
+        require(math.isfinite(self.epochs_scale) and self.epochs_scale > 0, "--epochs-scale > 0", self.epochs_scale)
         for name, value in (("--samples", self.samples), ("--seeds", self.seeds)):
-            if value is not None and value < 1:
-                raise ConfigError(f"expected {name} >= 1, got {value}")
+            require(value is None or value >= 1, f"{name} >= 1", value)
 
     def changes(self, suite: Suite) -> list[str]:
         """What is done otherwise than the suite says.

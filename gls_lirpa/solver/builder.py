@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gls_lirpa.base.boxes import Box
+from gls_lirpa.base.checks import require
 from gls_lirpa.engine.bounds import BoundEngine
 from gls_lirpa.engine.graph import Node
 from gls_lirpa.errors import ConfigError, EngineError
@@ -55,8 +56,7 @@ class FormBuilder:
     """
 
     def __init__(self, model: nn.Module, example: Tensor, *, max_mib: int = 2048) -> None:
-        if max_mib < 1:
-            raise ConfigError(f"expected max_mib >= 1, got {max_mib}")
+        require(max_mib >= 1, "max_mib >= 1", max_mib)
         self._max_values = max_mib * 2**17
         exact = copy.deepcopy(model).double().eval()
         for parameter in exact.parameters():

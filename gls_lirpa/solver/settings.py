@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.registry import nearest
 from gls_lirpa.errors import ConfigError
 
@@ -89,12 +90,10 @@ class SolverSettings:
             value, least = getattr(self, field.name), 0 if field.name in FROM_ZERO else 1
             if field.name == "max_nodes" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"expected {field.name} to be an integer, got {value!r}")
-            if value < least:
-                raise ConfigError(f"expected {field.name} >= {least}, got {value}")
-        if self.input_batch < 2:
-            raise ConfigError(f"expected input_batch >= 2, got {self.input_batch}")
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            require(is_whole, f"{field.name} to be an integer", repr(value))
+            require(value >= least, f"{field.name} >= {least}", value)
+        require(self.input_batch >= 2, "input_batch >= 2", self.input_batch)
 
     @classmethod
     def of(cls, given: Mapping[str, float | str]) -> SolverSettings:
@@ -109,8 +108,7 @@ class SolverSettings:
                 number = float(value)
             except ValueError:
                 number = math.nan
-            if not number.is_integer():
-                raise ConfigError(f"expected an integer for {name}, got {value!r}")
+            require(number.is_integer(), f"an integer for {name}", repr(value))
             values[name] = int(number)
         return cls(**values)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.files import replace_file, take_lock
 from gls_lirpa.bench.paper import slug
 from gls_lirpa.bench.suite import scaled
@@ -33,11 +34,9 @@ def tune_job(
     ``plan``: the budget; ``options`` and ``config_file``: of all runs, as for training. ``epochs``: those of the last
     rung, at most; the recipe's schedule is scaled to them. ``workers``: runs at a time. The same call continues.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"expected workers >= 1, got {workers}")
+    require(workers is None or workers >= 1, "workers >= 1", workers)
     config = make_config(options, config_file)
-    if epochs is not None and epochs < 1:
-        raise ConfigError(f"expected epochs >= 1, got {epochs}")
+    require(epochs is None or epochs >= 1, "epochs >= 1", epochs)
     config = config if epochs is None else scaled(config, epochs / config.epochs)
     folder = out or Path("tune") / slug(config.dataset, f"{config.eps:.4g}", config.net, *config.method.split("·"))
     study = Study(config, plan, folder)

@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gls_lirpa.base.checks import require
 from gls_lirpa.base.files import replace_file
 from gls_lirpa.base.interruption import Interrupted
 from gls_lirpa.bench.outcomes import Outcome
@@ -52,8 +53,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("trials", "rungs", "finalists", "seeds", "samples"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"expected {name} >= 1, got {getattr(self, name)}")
+            require(getattr(self, name) >= 1, f"{name} >= 1", getattr(self, name))
         if self.trials < ETA ** (self.rungs - 1):
             raise ConfigError(
                 f"expected at least {ETA ** (self.rungs - 1)} trials for {self.rungs} rungs, got {self.trials}"
