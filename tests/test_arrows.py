@@ -32,7 +32,7 @@ ARROWS: dict[str, str] = {
     "doctor": "attacks base data engine errors models relaxations",
     "bench": "analysis base certification data engine errors estimators jobs losses models relaxations training",
     "tuning": "base bench errors losses training",
-    "api": "certification data errors models training",
+    "api": "base certification data errors models training",
     "gls_lirpa": "api base certification engine errors estimators losses models relaxations version zoo",
     "cli": "base bench doctor jobs training tuning zoo",
 }
