@@ -58,12 +58,6 @@ class _Neurons:
         self.upper_offset = slope * (layer.offset - layer.lower)
         self.alpha = (layer.upper > -layer.lower).to(layer.weight)
 
-    def select(self, neurons: Tensor) -> _Neurons:
-        """The same neurons again, once per entry of ``neurons``, each with an upper bound of its own."""
-        chosen = object.__new__(_Neurons)
-        chosen.__dict__.update({name: value[neurons] for name, value in self.__dict__.items()})
-        return chosen
-
     def facet(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The tightest facet where the inputs on ``index`` have these values: their weights, and an offset."""
         y = ((values - self.low) / self.width).clamp(0.0, 1.0)
@@ -143,41 +137,3 @@ def _input_box(form: SplitForm) -> tuple[Tensor, Tensor]:
     """Lower end and width of the ranges of t and of every v."""
     low = torch.cat([-torch.ones(form.inputs, dtype=form.weight.dtype, device=form.weight.device), 0 * form.upper])
     return low, torch.cat([2 * torch.ones_like(low[: form.inputs]), form.upper])
-
-
-def second_layer_bounds(form: SplitForm, *, iterations: int, deadline: float = math.inf) -> tuple[Tensor, Tensor]:
-    """Bounds of the second layer's pre-activations with facets of the first layer for each side of each.
-
-    Only one layer lies below, so λ is the row itself. Every pair of a row and a first-layer neuron it
-    uses holds its own upper bound (λ < 0) or lower slope (λ > 0); a row's sum of them is one linear
-    function of t, and the best minimum met along the way is its bound.
-    """
-    layer, inputs = form.layers[1], form.inputs
-    low, width = _input_box(form)
-    first = _Neurons(form.layers[0], low[:inputs], width[:inputs])
-    weight, offset = layer.both_sides()
-    lam = weight[:, inputs:]
-    below, above = ((lam * side > 0).nonzero(as_tuple=True) for side in (-1, 1))
-    held, lines = first.select(below[1]), first.select(above[1])
-    held_lam, line_lam = lam[below], lam[above]
-    held_at = below[0].unsqueeze(1) * inputs + held.index
-    line_at = above[0].unsqueeze(1) * inputs + lines.index
-    average = torch.zeros_like(weight[:, :inputs])
-    best = torch.full_like(offset, -torch.inf)
-    for step in range(iterations):
-        slopes = line_lam * lines.alpha
-        head = weight[:, :inputs].clone()
-        head.view(-1).index_add_(0, held_at.flatten(), (held_lam.unsqueeze(1) * held.upper).flatten())
-        head.view(-1).index_add_(0, line_at.flatten(), (slopes.unsqueeze(1) * lines.weight).flatten())
-        value = offset - head.abs().sum(1)
-        value = value.index_add(0, below[0], held_lam * held.upper_offset).index_add(0, above[0], slopes * lines.offset)
-        best = torch.maximum(best, value)
-        if step + 1 == iterations or time.monotonic() > deadline:
-            break
-        t = -head.sign()
-        average = torch.lerp(average, t, 2.0 / (step + 2))
-        z = (lines.weight * t.view(-1)[line_at]).sum(1) + lines.offset
-        lines.alpha = (lines.alpha + _SLOPE_RATE * _SLOPE_DECAY**step * z.sign()).clamp(0.0, 1.0)
-        held.move(average.view(-1)[held_at], 2.0 / (step + 3))
-    lower, upper = best.chunk(2)
-    return lower, -upper

@@ -43,14 +43,14 @@ class SolverSettings:
     """Domains bounded at once: 64 give 556 domains per second, 256 give 680, and more little."""
 
     tightening_iterations: int = 20
-    """Evaluations for the bounds of pre-activations, once per sample."""
+    """Evaluations for the bounds of pre-activations from the third layer on, once per sample."""
 
     first_nodes: int = 300
     """Size of the first tree, over quick bounds: it decides most samples before dearer steps begin. With 32 a
     PGD-trained cnn3 took 68 s instead of 74, and on a CIFAR-10 network one sample fewer was decided."""
 
     facet_iterations: int = 40
-    """Steps for the facets of a tree's rows, once per tree. Without facets, here and in tightening, 3 of 7 samples of a
+    """Steps for the facets of a tree's rows, once per tree. Without facets 3 of 7 samples of a
     cnn5 were decided in 10 s instead of 6, and a CROWN-trained cnn3 took six times as long."""
 
     root_iterations: int = 50

@@ -10,7 +10,6 @@ from torch import Tensor
 from gls_lirpa.solver.ascent import optimise
 from gls_lirpa.solver.bounds import SplitBounds
 from gls_lirpa.solver.domains import Domains
-from gls_lirpa.solver.facets import second_layer_bounds
 from gls_lirpa.solver.form import SplitForm
 from gls_lirpa.solver.group_ascent import ascend_groups
 from gls_lirpa.solver.groups import Groups
@@ -22,14 +21,13 @@ _ROWS_AT_ONCE = 512
 def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf) -> SplitForm:
     """The form with optimised bounds of its pre-activations, each neuron's side with slopes of its own.
 
-    Those of the second layer are bounded with facets of the first, and with ``group_iterations`` over its groups.
+    Those of the second layer are bounded with ``group_iterations`` over the first one's groups instead: slopes alone
+    decided no sample more there.
     """
     for number in range(1, len(form.layers)):
         if not len(form.layers[number]) or not any(len(before) for before in form.layers[:number]):
             continue
-        if iterations and number == 1:
-            form = form.with_layer(1, *second_layer_bounds(form, iterations=iterations, deadline=deadline))
-        elif iterations:
+        if iterations and number > 1:
             form = form.with_layer(number, *_slope_bounds(form, number, iterations=iterations, deadline=deadline))
         if number == 1 and group_iterations and len(form.layers[1]):
             form = form.with_layer(1, *_group_bounds(form, iterations=group_iterations, deadline=deadline))
