@@ -25,6 +25,10 @@ IBP_AND_CROWN = {
     f"{relaxation}-{estimator}": f"--relaxation {relaxation} --estimator {estimator}"
     for relaxation, estimator in (("crown", "rgs"), ("crown", "grad"), ("ibp", "grad"), ("ibp", "rgs"))
 }
+BALANCED = {
+    f"{relaxation}-grad-balanced": f"--relaxation {relaxation} --estimator grad --warmup 0.5"
+    for relaxation in ("crown", "ibp")
+}
 RGS_VARIANTS = {
     "grad": "--estimator grad",
     "rgs-1e-3": "--estimator rgs --sigma 1e-3",
@@ -41,7 +45,8 @@ class Experiment:
     """``options`` of all its runs, those of its ``cells`` by name, and how its files are called.
 
     ``certify``: options of the certification, where they are others; ``split``: the images certified; ``titles``: by
-    cell its row and column in the table, where they are not the run's relaxation and estimator.
+    cell its row and column in the table, where they are not the run's relaxation and estimator; ``exploratory``: cells
+    whose settings were chosen after a look at outcomes.
     """
 
     label: str
@@ -51,11 +56,16 @@ class Experiment:
     certify: str | None = None
     split: str = "test"
     titles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    exploratory: tuple[str, ...] = ()
 
 
 EXPERIMENTS = {
     "mnist-0.1-cnn3-tiny-14-epochs": Experiment(
-        "cnn3-tiny-14", f"--dataset mnist --preset paper-mnist-0.1 --net cnn3-tiny {SHORT}", IBP_AND_CROWN
+        "cnn3-tiny-14",
+        f"--dataset mnist --preset paper-mnist-0.1 --net cnn3-tiny {SHORT}",
+        {**IBP_AND_CROWN, **BALANCED},
+        titles={cell: (cell.partition("-")[0], "grad balanced") for cell in BALANCED},
+        exploratory=tuple(BALANCED),
     ),
     "mnist-0.1-cnn3-14-epochs": Experiment(
         "cnn3-14", f"--dataset mnist --preset paper-mnist-0.1 --net cnn3 {SHORT}", IBP_AND_CROWN
@@ -96,10 +106,11 @@ class Job:
 
     @property
     def collected(self) -> list[str]:
-        """Options of collecting: which images, and where in the table."""
+        """Options of collecting: which images, where in the table, and how chosen."""
         of = EXPERIMENTS[self.experiment]
         row, column = of.titles.get(self.cell, ("", ""))
-        return ["--split", of.split, *(["--method", row, "--estimator", column] if row else [])]
+        place = ["--method", row, "--estimator", column] if row else []
+        return ["--split", of.split, *place, *(["--exploratory"] if self.cell in of.exploratory else [])]
 
     @property
     def done(self) -> bool:

@@ -17,11 +17,13 @@ from gls_lirpa.relaxations import Relaxation
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Natural and certified accuracy, and the share of ReLUs that are unstable on the boxes, in per cent."""
+    """Natural and certified accuracy in per cent, and the shares of ReLUs that are unstable and that are active all
+    over the boxes. Where nearly all are active, the network is an affine function."""
 
     natural: float
     certified: float
     unstable: float
+    active: float
 
 
 @torch.no_grad()
@@ -38,7 +40,7 @@ def held_out_accuracy(
 ) -> HeldOut:
     """How good the network is on the first ``samples`` of a split, in eval mode."""
     number = min(samples, len(split))
-    natural = certified = unstable = neurons = 0
+    natural = certified = unstable = active = neurons = 0
     with evaluating(model):
         for start in range(0, number, 256):
             x, y = split.batch(range(start, min(start + 256, number)), device)
@@ -50,5 +52,7 @@ def held_out_accuracy(
                 certified += int((bounds.lower > 0).all(1).sum())
                 for lower, upper in bounds.intermediate.values():
                     unstable += int(((lower < 0) & (upper > 0)).sum())
+                    active += int((lower >= 0).sum())
                     neurons += lower.numel()
-    return HeldOut(100.0 * natural / number, 100.0 * certified / number, 100.0 * unstable / max(neurons, 1))
+    of_neurons = 100.0 / max(neurons, 1)
+    return HeldOut(100.0 * natural / number, 100.0 * certified / number, of_neurons * unstable, of_neurons * active)

@@ -17,7 +17,18 @@ from gls_lirpa.training.reporters import Silent
 SECONDS = 1.0
 """Steps are logged at most this often."""
 
-EPOCH_NUMBERS = ("loss", "eps", "lr", "sigma", "spread", "natural", "certified", "unstable", "evaluations_per_second")
+EPOCH_NUMBERS = (
+    "loss",
+    "eps",
+    "lr",
+    "sigma",
+    "spread",
+    "natural",
+    "certified",
+    "unstable",
+    "active",
+    "evaluations_per_second",
+)
 
 
 class Sink(Protocol):

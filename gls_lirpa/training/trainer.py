@@ -171,6 +171,7 @@ class Trainer:
             "natural": held_out.natural,
             "certified": held_out.certified,
             "unstable": held_out.unstable,
+            "active": held_out.active,
             "held_out": "val" if len(self.dataset.val) else "train",
             "spread": position.spread,
             "sigma": position.sigma,
