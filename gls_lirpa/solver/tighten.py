@@ -21,8 +21,8 @@ _ROWS_AT_ONCE = 512
 def tightened(form: SplitForm, *, iterations: int, group_iterations: int = 0, deadline: float = math.inf) -> SplitForm:
     """The form with optimised bounds of its pre-activations, each neuron's side with slopes of its own.
 
-    Those of the second layer are bounded with ``group_iterations`` over the first one's groups instead: slopes alone
-    decided no sample more there.
+    Those of the second layer are bounded with ``group_iterations`` over the first one's groups alone: facets for each
+    of them decided one sample more on one network of six.
     """
     for number in range(1, len(form.layers)):
         if not len(form.layers[number]) or not any(len(before) for before in form.layers[:number]):
